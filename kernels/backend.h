@@ -1,0 +1,87 @@
+// The interface that the CPU and the CUDA implementation share: memory, streams, and the operations on them.
+//
+// Everything enqueued on a stream runs in order and asynchronously; the call returns at once. Arguments are copied, the
+// memory that they point to must live until the work is done. A status that such a call returns is about the arguments or
+// about the device; an error of the work itself comes out of Notify.
+//
+// Thread safety: a Backend may be used by any thread. A Stream may be used by any thread, one at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/gather.h"
+#include "kernels/invalidate.h"
+#include "kernels/resolve.h"
+#include "kernels/transfer.h"
+
+namespace stoker::kernels {
+
+// Owns memory. Freed by the destructor, which must not run before the work that uses it is done.
+class Buffer {
+ public:
+  virtual ~Buffer() = default;
+  virtual std::byte* data() const = 0;
+  virtual size_t bytes() const = 0;
+  // Descriptor by which another process maps the memory, or -1. Owned by the buffer. It cannot be shrunk or grown.
+  virtual int descriptor() const { return -1; }
+};
+
+// A point in a stream's work.
+class Event {
+ public:
+  virtual ~Event() = default;
+  // Whether all work before the event is done.
+  virtual bool Done() const = 0;
+};
+
+class Stream {
+ public:
+  // Waits for the stream's work.
+  virtual ~Stream() = default;
+
+  // Calls `done` once everything enqueued before is done, with the first error of that work since the last Notify. `done`
+  // runs on a thread of the backend and must neither block nor destroy the stream.
+  virtual void Notify(absl::AnyInvocable<void(absl::Status) &&> done) = 0;
+  // Marks the present end of the work.
+  virtual std::shared_ptr<Event> Record() = 0;
+  // Work enqueued later begins after the event, which may be another stream's.
+  virtual void Wait(std::shared_ptr<Event> event) = 0;
+  // Writes the device's time in nanoseconds to *ns (device memory) when the work before it is done.
+  virtual void Timestamp(uint64_t* ns) = 0;
+
+  // Copies between host and device memory.
+  virtual absl::Status Copy(void* dst, const void* src, size_t bytes) = 0;
+
+  virtual absl::Status Resolve(const ResolveArgs& args) = 0;
+  virtual absl::Status Gather(const GatherCompactArgs& args) = 0;
+  virtual absl::Status Gather(const GatherDenseArgs& args) = 0;
+  virtual absl::Status Transfer(const TransferArgs& args) = 0;
+  virtual absl::Status Invalidate(const InvalidateArgs& args) = 0;
+  virtual absl::Status Reset(const ResetArgs& args) = 0;
+  virtual absl::Status Place(const PlaceArgs& args) = 0;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  // "cpu", or the UUID of the GPU.
+  virtual std::string_view device() const = 0;
+  // Zeroed host memory for a pool, which the device reads and writes. RESOURCE_EXHAUSTED names asked and available bytes.
+  virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocatePool(size_t bytes) = 0;
+  // Zeroed device memory that a client can map.
+  virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocateShared(size_t bytes) = 0;
+  // Zeroed device memory that no client can map.
+  virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocatePrivate(size_t bytes) = 0;
+  // Host memory that device copies reach fast.
+  virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(size_t bytes) = 0;
+  virtual absl::StatusOr<std::unique_ptr<Stream>> CreateStream() = 0;
+};
+
+}  // namespace stoker::kernels

@@ -1,0 +1,22 @@
+// The CPU backend: device memory is memory of this machine, streams are serial queues on a few threads.
+#pragma once
+
+#include <memory>
+
+#include "kernels/backend.h"
+
+namespace stoker::kernels::cpu {
+
+// Runs streams on `threads` threads, 1 to 256. Streams must be destroyed before the backend.
+std::unique_ptr<Backend> MakeCpuBackend(int threads);
+
+// The operations themselves, on the calling thread. Arguments must have passed Validate.
+void Resolve(const ResolveArgs& args);
+void Gather(const GatherCompactArgs& args);
+void Gather(const GatherDenseArgs& args);
+void Transfer(const TransferArgs& args);
+void Invalidate(const InvalidateArgs& args);
+void Reset(const ResetArgs& args);
+void Place(const PlaceArgs& args);
+
+}  // namespace stoker::kernels::cpu

@@ -1,0 +1,158 @@
+// Session: one engine rank's lease, its calls and its mapped arena.
+//
+// The lease is the open Attach stream, which a thread of the session watches. When the daemon dies or restarts (the stream
+// ends with UNAVAILABLE), that thread attaches again with the same request: exponential backoff with jitter, for at most
+// reattach_timeout. Each attachment is a generation. What belonged to the one before is gone: sequence ids, state rows, hot
+// buffers, and the memory of the arena (a view of it stays readable while its Arena is held, but nobody else sees it).
+//
+// What a call does while the session is detached:
+//   Admit        waits until the session is attached, then runs; UNAVAILABLE at its deadline.
+//   other calls  wait likewise, but then fail with FAILED_PRECONDITION: they name sequences of the generation before.
+//   async calls  fail at once with UNAVAILABLE: waiting could not make them succeed.
+// A call that is under way when the daemon dies fails with UNAVAILABLE and is not repeated: whether it was done is unknown.
+// Once the session has ended (superseded, evicted, re-attach given up) every call fails with the status of the end.
+//
+// Thread safety: all methods may be called by any thread at the same time; the daemon runs one session's work in the order
+// in which calls arrive. The destructor must not run while another thread is in a method.
+//
+// Invariants:
+//  1. Each wait has a bound: a call's deadline, attach_timeout, reattach_timeout.
+//  2. generation() rises by one with each attachment, and a call is sent with the token of exactly one generation.
+//  3. Callbacks of SessionOptions run on the session's thread, one at a time, in the order of the events. They may call
+//     the session, but must not destroy it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/arena.h"
+#include "client/client.h"
+#include "client/status.h"
+#include "stoker/v1/residency.pb.h"
+#include "stoker/v1/sequences.pb.h"
+#include "stoker/v1/sessions.pb.h"
+
+namespace stoker::client {
+
+enum class ArenaMapping {
+  // Maps where the daemon is reached through a Unix socket and offers the arena. A failure is in arena()->status().
+  kWherePossible,
+  // Attach fails when the arena cannot be mapped.
+  kRequired,
+  kNever,
+};
+
+struct SessionOptions {
+  // Bound of one attempt to attach, the mapping included.
+  absl::Duration attach_timeout = absl::Seconds(10);
+  // How long a lost session keeps trying to attach again. Zero: it ends with the status of the stream.
+  absl::Duration reattach_timeout = absl::Seconds(60);
+  // Wait before the second attempt; doubles up to max_backoff. Each wait is drawn from [half, whole].
+  absl::Duration initial_backoff = absl::Milliseconds(50);
+  absl::Duration max_backoff = absl::Seconds(2);
+  // Creates the pool with its old spec when a restarted daemon does not have it. Without this the session waits for
+  // somebody else to create it.
+  bool recreate_pool = false;
+  ArenaMapping arena_mapping = ArenaMapping::kWherePossible;
+
+  std::function<void(const v1::Draining&)> on_draining;
+  std::function<void(const v1::PoolPressure&)> on_pool_pressure;
+  // Comes before on_ended.
+  std::function<void(const v1::Superseded&)> on_superseded;
+  // The stream was lost with this status; the session now tries to attach again.
+  std::function<void(const absl::Status&)> on_detached;
+  // Attached again: admit the sequences anew and fetch arena(). Once for each new generation.
+  std::function<void(uint64_t generation)> on_reattach;
+  // The session has ended and will not come back. Not called when the destructor ends it.
+  std::function<void(const absl::Status&)> on_ended;
+};
+
+// One RunSteps stream: steps go out and replies come back in order, with no per-call set-up.
+//
+// Thread safety: one thread may write while another one reads; not two of a kind. Belongs to the generation in which it was
+// opened and must be destroyed before its session.
+class StepStream {
+ public:
+  // Cancels what is unfinished.
+  ~StepStream();
+  StepStream(const StepStream&) = delete;
+  StepStream& operator=(const StepStream&) = delete;
+
+  // Sends a step. `request` may be changed or freed when the call returns. A timeout (DEADLINE_EXCEEDED) ends the stream.
+  // After an error Finish has the reason.
+  absl::Status Write(const v1::RunStepsRequest& request, absl::Duration timeout = absl::ZeroDuration());
+  // Waits for the next reply. OUT_OF_RANGE: the stream ended with OK, there are no more; any other error is the stream's.
+  absl::Status Read(v1::RunStepsResponse* response, absl::Duration timeout = absl::ZeroDuration());
+  // Write, then Read.
+  absl::Status Run(const v1::RunStepsRequest& request, v1::RunStepsResponse* response,
+                   absl::Duration timeout = absl::ZeroDuration());
+  // Says that no more steps follow, waits for the end and returns its status. Replies not yet read are dropped.
+  absl::Status Finish(absl::Duration timeout = absl::ZeroDuration());
+
+ private:
+  friend class Session;
+  class Reactor;
+  StepStream(std::shared_ptr<Reactor> reactor, absl::Duration default_timeout);
+
+  const std::shared_ptr<Reactor> reactor_;
+  const absl::Duration default_timeout_;
+};
+
+class Session {
+ public:
+  // Ends the session: cancels asynchronous calls (their callbacks run first), detaches, unmaps.
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  // The calls of Sequences and Residency, as in their proto files. The status is the call's; each item has its own inside
+  // the response (FirstError in status.h). `response` is overwritten; reuse requests and responses to save allocations.
+  absl::Status Admit(const v1::AdmitRequest& request, v1::AdmitResponse* response, const CallOptions& options = {});
+  absl::Status Extend(const v1::ExtendRequest& request, v1::ExtendResponse* response, const CallOptions& options = {});
+  absl::Status Fork(const v1::ForkRequest& request, v1::ForkResponse* response, const CallOptions& options = {});
+  absl::Status Release(const v1::ReleaseRequest& request, v1::ReleaseResponse* response,
+                       const CallOptions& options = {});
+  absl::Status Store(const v1::StoreRequest& request, v1::StoreResponse* response, const CallOptions& options = {});
+  absl::Status Load(const v1::LoadRequest& request, v1::LoadResponse* response, const CallOptions& options = {});
+  absl::Status Step(const v1::StepRequest& request, v1::StepResponse* response, const CallOptions& options = {});
+  absl::Status Resolve(const v1::ResolveRequest& request, v1::ResolveResponse* response,
+                       const CallOptions& options = {});
+  absl::Status Gather(const v1::GatherRequest& request, v1::GatherResponse* response, const CallOptions& options = {});
+  absl::Status Commit(const v1::CommitRequest& request, v1::CommitResponse* response, const CallOptions& options = {});
+  absl::Status Invalidate(const v1::InvalidateRequest& request, v1::InvalidateResponse* response,
+                          const CallOptions& options = {});
+  absl::Status Read(const v1::ReadRequest& request, v1::ReadResponse* response, const CallOptions& options = {});
+
+  // As Step and Store, without waiting. `request` and `response` must live until `done` has run; `done` runs exactly once,
+  // on a gRPC thread or, where the call cannot start, inside StepAsync. It must not block, nor destroy the session.
+  void StepAsync(const v1::StepRequest* request, v1::StepResponse* response, absl::AnyInvocable<void(absl::Status)> done,
+                 const CallOptions& options = {});
+  void StoreAsync(const v1::StoreRequest* request, v1::StoreResponse* response,
+                  absl::AnyInvocable<void(absl::Status)> done, const CallOptions& options = {});
+
+  // Opens a stream of steps. It has no deadline as a whole; options.timeout bounds each of its waits that gives none.
+  absl::StatusOr<std::unique_ptr<StepStream>> RunSteps(const CallOptions& options = {});
+
+  // The attachment now in force, or the last one.
+  uint64_t generation() const;
+  bool attached() const;
+  // OK while attached, UNAVAILABLE while it tries to attach again, then the status of the end.
+  absl::Status status() const;
+  v1::Attached info() const;
+  // Never null. Replaced by a re-attach: hold the pointer as long as its views are used.
+  std::shared_ptr<const Arena> arena() const;
+
+ private:
+  friend class Client;
+  class Impl;
+  explicit Session(std::unique_ptr<Impl> impl);
+
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace stoker::client

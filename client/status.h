@@ -1,0 +1,31 @@
+// Statuses: the one place where the client turns wire errors into absl::Status and back.
+//
+// Thread safety: free functions without state.
+#pragma once
+
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "google/protobuf/repeated_ptr_field.h"
+#include "google/rpc/status.pb.h"
+
+namespace grpc {
+class Status;
+}
+
+namespace stoker::client {
+
+// Code and message are kept. A code that no version of gRPC defines becomes UNKNOWN.
+absl::Status FromGrpc(const grpc::Status& status);
+grpc::Status ToGrpc(const absl::Status& status);
+
+// The status of one item of a batch.
+absl::Status FromItem(const google::rpc::Status& item);
+
+// The first item that is not OK, its index put before the message ("items[3]: ..."); OK when there is none.
+absl::Status FirstError(const google::protobuf::RepeatedPtrField<google::rpc::Status>& items);
+
+// `status` with `prefix` and ": " before its message; OK stays OK.
+absl::Status Annotate(const absl::Status& status, std::string_view prefix);
+
+}  // namespace stoker::client

@@ -1,0 +1,1 @@
+#include "server/descriptor_socket.h"

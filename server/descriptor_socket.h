@@ -1,0 +1,77 @@
+// Hands out descriptors of session arenas over a Unix socket, to whoever has the session's token.
+//
+// A client connects, sends the token and a newline, and receives one byte: 0 with the descriptor as SCM_RIGHTS, or 1
+// followed by the reason as text. Then the server closes the connection.
+//
+// Thread safety: any thread; one thread of its own does the work.
+//
+// Invariants:
+//  1. At most max_clients connections are open; a client that has not sent its line within client_timeout, or within
+//     kCrowdedTimeout when all places are taken, is told so and closed. No client is waited for with others waiting.
+//  2. A token is at most kMaxTokenBytes long.
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace stoker::server {
+
+// Who is at the other end of a connection.
+struct PeerCredentials {
+  uid_t uid = 0;
+  gid_t gid = 0;
+  std::vector<gid_t> groups;  // supplementary
+};
+
+// Whether the peer is root, the daemon's own user, or of the socket's group.
+bool PeerAllowed(const PeerCredentials& peer, uid_t daemon_uid, gid_t socket_gid);
+
+// Serves until it is destroyed.
+class DescriptorSocket {
+ public:
+  static constexpr int kMaxTokenBytes = 256;
+  static constexpr absl::Duration kCrowdedTimeout = absl::Milliseconds(100);
+
+  // Gives the arena of a token as a NEW descriptor, which the socket closes when it has been sent: only the owner can
+  // duplicate it without a race against its own close. Runs on the socket's thread; must not block. The message of an
+  // error goes to the client.
+  using Lookup = std::function<absl::StatusOr<int>(std::string_view token)>;
+
+  struct Options {
+    absl::Duration client_timeout = absl::Seconds(2);
+    int max_clients = 64;
+  };
+
+  // Listens on `path` with mode 0660, in place of a socket that may be there: the caller holds the lock of
+  // ListenSocket. ALREADY_EXISTS: something that is no socket is there. INVALID_ARGUMENT: path too long. UNAVAILABLE:
+  // cannot listen.
+  static absl::StatusOr<std::unique_ptr<DescriptorSocket>> Start(std::string path, Lookup lookup, Options options);
+  static absl::StatusOr<std::unique_ptr<DescriptorSocket>> Start(std::string path, Lookup lookup) {
+    return Start(std::move(path), std::move(lookup), Options());
+  }
+
+  // Closes all connections, ends the thread and removes the socket. No lookup runs afterwards.
+  ~DescriptorSocket();
+  DescriptorSocket(const DescriptorSocket&) = delete;
+  DescriptorSocket& operator=(const DescriptorSocket&) = delete;
+
+  const std::string& path() const;
+
+ private:
+  class Server;
+
+  explicit DescriptorSocket(std::unique_ptr<Server> server);
+
+  std::unique_ptr<Server> server_;
+};
+
+}  // namespace stoker::server

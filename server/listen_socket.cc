@@ -1,0 +1,1 @@
+#include "server/listen_socket.h"

@@ -1,8 +1,8 @@
 // The interface that the CPU and the CUDA implementation share: memory, streams, and the operations on them.
 //
 // Everything enqueued on a stream runs in order and asynchronously; the call returns at once. Arguments are copied, the
-// memory that they point to must live until the work is done. A status that such a call returns is about the arguments or
-// about the device; an error of the work itself comes out of Notify.
+// memory that they point to must live until the work is done. A status that such a call returns is about the arguments
+// or about the device; an error of the work itself comes out of Notify.
 //
 // Thread safety: a Backend may be used by any thread. A Stream may be used by any thread, one at a time.
 #pragma once
@@ -45,8 +45,8 @@ class Stream {
   // Waits for the stream's work.
   virtual ~Stream() = default;
 
-  // Calls `done` once everything enqueued before is done, with the first error of that work since the last Notify. `done`
-  // runs on a thread of the backend and must neither block nor destroy the stream.
+  // Calls `done` once everything enqueued before is done, with the first error of that work since the last Notify.
+  // `done` runs on a thread of the backend and must neither block nor destroy the stream.
   virtual void Notify(absl::AnyInvocable<void(absl::Status) &&> done) = 0;
   // Marks the present end of the work.
   virtual std::shared_ptr<Event> Record() = 0;
@@ -73,7 +73,8 @@ class Backend {
 
   // "cpu", or the UUID of the GPU.
   virtual std::string_view device() const = 0;
-  // Zeroed host memory for a pool, which the device reads and writes. RESOURCE_EXHAUSTED names asked and available bytes.
+  // Zeroed host memory for a pool, which the device reads and writes. RESOURCE_EXHAUSTED names asked and available
+  // bytes.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocatePool(size_t bytes) = 0;
   // Zeroed device memory that a client can map.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocateShared(size_t bytes) = 0;

@@ -17,14 +17,14 @@ struct GatherCompactArgs {
   RowStore hot;
   int64_t pool_rows = 0;
   int64_t hot_rows = 0;
-  const int32_t* layers = nullptr;          // host memory, read before the call returns: the layers to gather
+  const int32_t* layers = nullptr;  // host memory, read before the call returns: the layers to gather
   int32_t layer_count = 0;
   const int32_t* miss_pool_rows = nullptr;  // [rows][top_k]
   const int32_t* miss_hot_rows = nullptr;   // [rows][top_k]
   const int32_t* miss_counts = nullptr;     // [rows]: clamped to [0, top_k]
   int32_t rows = 0;
   int32_t top_k = 0;
-  uint64_t* gathered_bytes = nullptr;       // optional [1]: added to, atomically
+  uint64_t* gathered_bytes = nullptr;  // optional [1]: added to, atomically
 };
 
 // From the dense plan: every entry whose miss_mask is not 0.
@@ -33,7 +33,7 @@ struct GatherDenseArgs {
   RowStore hot;
   int64_t pool_rows = 0;
   int64_t hot_rows = 0;
-  const int32_t* layers = nullptr;      // host memory, read before the call returns
+  const int32_t* layers = nullptr;  // host memory, read before the call returns
   int32_t layer_count = 0;
   const int32_t* entry_pool_rows = nullptr;  // [rows][top_k]
   const int32_t* entry_hot_rows = nullptr;   // [rows][top_k]
@@ -41,7 +41,7 @@ struct GatherDenseArgs {
   const int32_t* state_rows = nullptr;       // optional [rows]: negative is padding
   int32_t rows = 0;
   int32_t top_k = 0;
-  int32_t* attention_indices = nullptr;      // optional [rows][top_k], as in ResolveArgs
+  int32_t* attention_indices = nullptr;  // optional [rows][top_k], as in ResolveArgs
   int64_t attention_block_stride = 0;
   int32_t hot_block_rows = 64;
   uint64_t* gathered_bytes = nullptr;

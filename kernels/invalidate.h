@@ -28,13 +28,13 @@ struct ResetArgs {
   int32_t count = 0;
 };
 
-// Marks position p as being in slot p, for rows that a load has put there: any other key leaves slot p, p leaves any other
-// slot, and the LRU order is kept.
+// Marks position p as being in slot p, for rows that a load has put there: any other key leaves slot p, p leaves any
+// other slot, and the LRU order is kept.
 struct PlaceArgs {
-  Residency residency;       // kPosition
+  Residency residency;  // kPosition
   int32_t state_row = 0;
   int32_t first_position = 0;
-  int32_t count = 0;         // first_position + count <= hot_rows
+  int32_t count = 0;  // first_position + count <= hot_rows
 };
 
 absl::Status Validate(const InvalidateArgs& args);

@@ -15,6 +15,9 @@ namespace stoker::kernels {
 
 inline constexpr int32_t kMaxTopK = 8192;
 inline constexpr int32_t kMaxHotRows = 32768;
+inline constexpr int32_t kMaxBatchRows = 4096;
+inline constexpr int32_t kMaxLayers = 1024;
+inline constexpr int32_t kMaxBlockRows = 65536;
 
 enum class IndexSpace : uint8_t {
   kPosition = 1,  // entries are token positions of the sequence
@@ -33,10 +36,10 @@ inline constexpr int32_t kStats = kOutcomes + 2;
 // Residency of all state rows of one group. The memory may be writable by a client: every value read from it is checked
 // before it is followed.
 struct Residency {
-  int32_t* slot_key = nullptr;      // [state_rows][hot_rows]: position or pool row in each slot, -1 for none
-  int16_t* lru = nullptr;           // [state_rows][hot_rows]: slots, least recent first
-  int16_t* slot_of = nullptr;       // kPosition: [state_rows][slot_of_stride]: slot of each position, -1 for none
-  int64_t slot_of_stride = 0;       // positions covered; entries at or above it are invalid
+  int32_t* slot_key = nullptr;  // [state_rows][hot_rows]: position or pool row in each slot, -1 for none
+  int16_t* lru = nullptr;       // [state_rows][hot_rows]: slots, least recent first
+  int16_t* slot_of = nullptr;   // kPosition: [state_rows][slot_of_stride]: slot of each position, -1 for none
+  int64_t slot_of_stride = 0;   // positions covered; entries at or above it are invalid
   int32_t state_rows = 0;
   int32_t hot_rows = 0;
 };
@@ -52,28 +55,28 @@ struct ResolveArgs {
   Residency residency;
 
   // The batch.
-  int32_t rows = 0;                    // batch rows, 0 to 4096
+  int32_t rows = 0;                    // batch rows, 0 to kMaxBatchRows
   const int32_t* real_rows = nullptr;  // optional [1]: rows at or above it are padding; clamped to [0, rows]
   int32_t top_k = 0;                   // entries of a row, 1 to kMaxTopK
   const int32_t* entries = nullptr;    // [rows][top_k]
   int64_t entry_stride = 0;
-  IntArray lengths;                    // [rows]
-  IntArray state_rows;                 // [rows]: state row or, with request_states, request id; -1 is padding
+  IntArray lengths;                         // [rows]
+  IntArray state_rows;                      // [rows]: state row or, with request_states, request id; -1 is padding
   const int32_t* request_states = nullptr;  // optional [request_count]: state row of each request id
   int32_t request_count = 0;
 
-  // Block table of each request (with request_states) or state row: position / block_rows -> pool block, negative for none.
-  // Needed for kPosition.
+  // Block table of each request (with request_states) or state row: position / block_rows -> pool block, negative for
+  // none. Needed for kPosition.
   const int32_t* block_table = nullptr;
   int64_t block_table_stride = 0;
   int32_t block_table_rows = 0;     // requests covered
   int32_t block_table_columns = 0;  // blocks covered
   int32_t block_rows = 64;
-  int32_t null_block = -1;          // this block id also means none (vLLM: 0)
-  int64_t pool_rows = 0;            // pool rows at or above it do not exist
+  int32_t null_block = -1;  // this block id also means none (vLLM: 0)
+  int64_t pool_rows = 0;    // pool rows at or above it do not exist
 
-  // kPoolRow only: pool row of each batch row's newest token, -1 for none; and optionally the blocks that a state row may
-  // name, one bit a block, [state_rows][allowed_stride] words.
+  // kPoolRow only: pool row of each batch row's newest token, -1 for none; and optionally the blocks that a state row
+  // may name, one bit a block, [state_rows][allowed_stride] words.
   const int32_t* newest_pool_rows = nullptr;  // optional [rows]
   const uint64_t* allowed_blocks = nullptr;
   int64_t allowed_stride = 0;
@@ -85,34 +88,36 @@ struct ResolveArgs {
   int32_t resident_columns = 0;
   int32_t resident_null_block = -1;
 
-  // Physical hot rows. Without hot_block_table, slot s of state row r is hot row r * region_rows + s, and the newest row i is
-  // r * region_rows + newest_row + i. With it (an engine that pages its hot cache itself), logical row x of request or state
-  // row r is hot_block_table[r][x / hot_block_rows] * hot_block_rows + x % hot_block_rows.
+  // Physical hot rows. Without hot_block_table, slot s of state row r is hot row r * region_rows + s, and the newest
+  // row i is r * region_rows + newest_row + i. With it (an engine that pages its hot cache itself), logical row x of
+  // request or state row r is hot_block_table[r][x / hot_block_rows] * hot_block_rows + x % hot_block_rows.
   int32_t region_rows = 0;
-  int32_t newest_row = 0;   // logical row of the first newest token; at least hot_rows
+  int32_t newest_row = 0;  // logical row of the first newest token; at least hot_rows
   const int32_t* hot_block_table = nullptr;
   int64_t hot_block_stride = 0;
   int32_t hot_block_rows = 64;
 
   // Outputs.
-  int32_t* hot_rows_out = nullptr;       // [rows][top_k]: hot row of each entry, -1 for none
+  int32_t* hot_rows_out = nullptr;  // [rows][top_k]: hot row of each entry, -1 for none
   int64_t hot_rows_out_stride = 0;
   int32_t* attention_indices = nullptr;  // optional [rows][top_k]: (hot row / hot_block_rows) * attention_block_stride
   int64_t attention_stride = 0;          //   + hot row % hot_block_rows, or -1
   int64_t attention_block_stride = 0;
-  int32_t* resolved_pool_rows = nullptr;  // optional [rows][top_k], contiguous: pool row of each valid entry, -1 for none
-  int32_t* valid_counts = nullptr;        // optional [rows * valid_count_stride]: entries with an output that is not -1
+  int32_t* resolved_pool_rows =
+      nullptr;                      // optional [rows][top_k], contiguous: pool row of each valid entry, -1 for none
+  int32_t* valid_counts = nullptr;  // optional [rows * valid_count_stride]: entries with an output that is not -1
   int64_t valid_count_stride = 1;
-  int32_t* miss_mask = nullptr;           // optional [rows][top_k], contiguous: 1 where a row must be gathered, 0 elsewhere
-  int32_t* miss_pool_rows = nullptr;      // compact list, [rows][top_k], contiguous: misses of each batch row in entry order
-  int32_t* miss_hot_rows = nullptr;       //   (all three together, or none)
-  int32_t* miss_counts = nullptr;         // [rows]
-  int32_t* counts = nullptr;              // optional [rows][kOutcomes]
-  uint64_t* stats = nullptr;              // optional [kStats]: added to, atomically
+  int32_t* miss_mask = nullptr;  // optional [rows][top_k], contiguous: 1 where a row must be gathered, 0 elsewhere
+  int32_t* miss_pool_rows =
+      nullptr;                       // compact list, [rows][top_k], contiguous: misses of each batch row in entry order
+  int32_t* miss_hot_rows = nullptr;  //   (all three together, or none)
+  int32_t* miss_counts = nullptr;    // [rows]
+  int32_t* counts = nullptr;         // optional [rows][kOutcomes]
+  uint64_t* stats = nullptr;         // optional [kStats]: added to, atomically
 };
 
-// Checks everything that can be checked on the host: shapes, limits and required pointers. INVALID_ARGUMENT names the field,
-// its value and its limit. Every backend calls it before it enqueues a resolve.
+// Checks everything that can be checked on the host: shapes, limits and required pointers. INVALID_ARGUMENT names the
+// field, its value and its limit. Every backend calls it before it enqueues a resolve.
 absl::Status Validate(const ResolveArgs& args);
 
 }  // namespace stoker::kernels

@@ -1,12 +1,13 @@
 // Where the bytes of a row lie: one description for the three row layouts.
 //
 // A row consists of one or two parts. Part p of row r of layer l lies at
-//   base + l * layer_stride + part[p].offset + (r / page_rows) * part[p].page_stride + (r % page_rows) * part[p].row_stride
+//   base + l * layer_stride + part[p].offset + (r / page_rows) * part[p].page_stride + (r % page_rows) *
+//   part[p].row_stride
 // LINEAR has one part. SPLIT_KV has a K plane and behind it a V plane. DSV4_PAGED has 64 values of 576 bytes and behind
 // them 64 scales of 8 bytes in each page of 37,440 bytes.
 //
-// Invariants of a RowLayout that Make returned: part sizes, strides and offsets are multiples of 4; no two rows overlap;
-// every address of rows [0, rows) lies in [0, layer_bytes).
+// Invariants of a RowLayout that Make returned: part sizes, strides and offsets are multiples of 4; no two rows
+// overlap; every address of rows [0, rows) lies in [0, layer_bytes).
 #pragma once
 
 #include <cstddef>

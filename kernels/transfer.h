@@ -1,8 +1,9 @@
-// Transfer: indexed row copies over all layers, for store, load and commit. Seed kernel: SGLang transfer_cache_dsv4_mla.
+// Transfer: indexed row copies over all layers, for store, load and commit. Seed kernel: SGLang
+// transfer_cache_dsv4_mla.
 //
-// Row i of the transfer goes from row src_rows[i] of `src` to row dst_rows[i] of `dst` in every listed layer. A pair with a
-// negative row is skipped. The two stores must have equal part sizes; their strides and layouts may differ, so a dense
-// buffer of a message or of the staging area (kDense) is a store like any other.
+// Row i of the transfer goes from row src_rows[i] of `src` to row dst_rows[i] of `dst` in every listed layer. A pair
+// with a negative row is skipped. The two stores must have equal part sizes; their strides and layouts may differ, so a
+// dense buffer of a message or of the staging area (kDense) is a store like any other.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +21,8 @@ struct TransferArgs {
   const int32_t* src_layers = nullptr;  // host memory, read before the call returns: layer of src ...
   const int32_t* dst_layers = nullptr;  //   ... and the layer of dst that it goes to
   int32_t layer_count = 0;
-  const int32_t* src_rows = nullptr;    // device memory [count]
-  const int32_t* dst_rows = nullptr;    // device memory [count]
+  const int32_t* src_rows = nullptr;  // device memory [count]
+  const int32_t* dst_rows = nullptr;  // device memory [count]
   int64_t count = 0;
   uint64_t* transferred_bytes = nullptr;  // optional [1]: added to, atomically
 };

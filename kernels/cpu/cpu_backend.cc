@@ -1,0 +1,124 @@
+#include "kernels/cpu/cpu_backend.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/cpu/client_memory.h"
+#include "kernels/cpu/memory.h"
+#include "kernels/cpu/strand.h"
+
+namespace stoker::kernels::cpu {
+namespace {
+
+// A copy of a host array that a call gets. Most groups have few layers.
+using Layers = absl::InlinedVector<int32_t, 8>;
+
+Layers CopyLayers(const int32_t* layers, int32_t count) { return Layers(layers, layers + count); }
+
+class CpuStream : public Stream {
+ public:
+  explicit CpuStream(StrandPool* pool) : strand_(std::make_shared<Strand>(pool)) {}
+  ~CpuStream() override { strand_->Drain(); }
+
+  void Notify(absl::AnyInvocable<void(absl::Status) &&> done) override { strand_->Notify(std::move(done)); }
+  std::shared_ptr<Event> Record() override { return strand_->Record(); }
+  void Wait(std::shared_ptr<Event> event) override { strand_->Wait(std::move(event)); }
+
+  void Timestamp(uint64_t* ns) override {
+    strand_->Run([ns] {
+      const auto now = std::chrono::steady_clock::now().time_since_epoch();
+      Store(ns, static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()));
+      return absl::OkStatus();
+    });
+  }
+
+  absl::Status Copy(void* dst, const void* src, size_t bytes) override {
+    if (bytes == 0) return absl::OkStatus();
+    if (dst == nullptr || src == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("copy.", dst == nullptr ? "dst" : "src", ": is null, for ", bytes, " bytes"));
+    }
+    strand_->Run([dst, src, bytes] {
+      std::memcpy(dst, src, bytes);
+      return absl::OkStatus();
+    });
+    return absl::OkStatus();
+  }
+
+  absl::Status Resolve(const ResolveArgs& args) override { return Enqueue<cpu::Resolve>(args); }
+  absl::Status Invalidate(const InvalidateArgs& args) override { return Enqueue<cpu::Invalidate>(args); }
+  absl::Status Reset(const ResetArgs& args) override { return Enqueue<cpu::Reset>(args); }
+  absl::Status Place(const PlaceArgs& args) override { return Enqueue<cpu::Place>(args); }
+  absl::Status Gather(const GatherCompactArgs& args) override { return EnqueueGather(args); }
+  absl::Status Gather(const GatherDenseArgs& args) override { return EnqueueGather(args); }
+
+  absl::Status Transfer(const TransferArgs& args) override {
+    if (absl::Status status = Validate(args); !status.ok()) return status;
+    strand_->Run([args = args, src_layers = CopyLayers(args.src_layers, args.layer_count),
+                  dst_layers = CopyLayers(args.dst_layers, args.layer_count)]() mutable {
+      args.src_layers = src_layers.data();
+      args.dst_layers = dst_layers.data();
+      cpu::Transfer(args);
+      return absl::OkStatus();
+    });
+    return absl::OkStatus();
+  }
+
+ private:
+  template <auto kOperation, typename Args>
+  absl::Status Enqueue(const Args& args) {
+    if (absl::Status status = Validate(args); !status.ok()) return status;
+    strand_->Run([args] {
+      kOperation(args);
+      return absl::OkStatus();
+    });
+    return absl::OkStatus();
+  }
+
+  template <typename Args>
+  absl::Status EnqueueGather(const Args& args) {
+    if (absl::Status status = Validate(args); !status.ok()) return status;
+    strand_->Run([args = args, layers = CopyLayers(args.layers, args.layer_count)]() mutable {
+      args.layers = layers.data();
+      cpu::Gather(args);
+      return absl::OkStatus();
+    });
+    return absl::OkStatus();
+  }
+
+  const std::shared_ptr<Strand> strand_;
+};
+
+class CpuBackend : public Backend {
+ public:
+  explicit CpuBackend(int threads) : pool_(std::clamp(threads, 1, 256)) {}
+
+  std::string_view device() const override { return "cpu"; }
+  absl::StatusOr<std::unique_ptr<Buffer>> AllocatePool(size_t bytes) override {
+    return bank_.Allocate("stoker-pool", bytes, MemoryBank::Sharing::kShared);
+  }
+  absl::StatusOr<std::unique_ptr<Buffer>> AllocateShared(size_t bytes) override {
+    return bank_.Allocate("stoker-shared", bytes, MemoryBank::Sharing::kShared);
+  }
+  absl::StatusOr<std::unique_ptr<Buffer>> AllocatePrivate(size_t bytes) override {
+    return bank_.Allocate("stoker-private", bytes, MemoryBank::Sharing::kPrivate);
+  }
+  absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(size_t bytes) override {
+    return bank_.Allocate("stoker-host", bytes, MemoryBank::Sharing::kPrivate);
+  }
+  absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override { return std::make_unique<CpuStream>(&pool_); }
+
+ private:
+  MemoryBank bank_;
+  StrandPool pool_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> MakeCpuBackend(int threads) { return std::make_unique<CpuBackend>(threads); }
+
+}  // namespace stoker::kernels::cpu

@@ -1,0 +1,110 @@
+// Serial queues of work ("strands") on a few threads.
+//
+// A strand's work runs in order, on any thread of its pool, never on two at once. A strand that waits for an event
+// holds no thread: it is parked with the event and put back into the pool's queue when the event fires.
+//
+// Invariants:
+//   1. a strand is in the pool's queue, on a thread, or parked with one event, and in one of them only, exactly while
+//      `scheduled_` is true; work is added without a wake-up then;
+//   2. an event fires once, when the work before it on its strand is done;
+//   3. a thread sleeps only after it saw the pool's queue empty under the pool's lock.
+//
+// Thread safety: every class here may be used by any thread.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "kernels/backend.h"
+
+namespace stoker::kernels::cpu {
+
+class Strand;
+
+// Runs strands. The destructor waits for its threads; strands must be idle by then.
+class StrandPool {
+ public:
+  explicit StrandPool(int threads);
+  ~StrandPool();
+  StrandPool(const StrandPool&) = delete;
+  StrandPool& operator=(const StrandPool&) = delete;
+
+  // Puts a strand at the end of the queue.
+  void Submit(std::shared_ptr<Strand> strand);
+
+ private:
+  void RunThread();
+  // Watches for work without sleeping, for a short time.
+  void Spin() const;
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::shared_ptr<Strand>> ready_;  // guarded by mutex_
+  int sleeping_ = 0;                           // guarded by mutex_
+  bool spinning_ = false;                      // guarded by mutex_: one thread at most spins
+  bool stopping_ = false;                      // guarded by mutex_
+  std::atomic<int> pending_ = 0;               // ready_.size() plus one when stopping, for the thread that spins
+  std::vector<std::thread> threads_;
+};
+
+// A point in a strand's work.
+class StrandEvent : public Event {
+ public:
+  bool Done() const override { return done_.load(std::memory_order_acquire); }
+  void Fire();
+  // Parks the strand until the event fires. False where it has fired already: the strand goes on.
+  bool Park(std::shared_ptr<Strand> strand);
+
+ private:
+  std::atomic<bool> done_ = false;
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<Strand>> parked_;  // guarded by mutex_
+};
+
+class Strand : public std::enable_shared_from_this<Strand> {
+ public:
+  using Work = absl::AnyInvocable<absl::Status() &&>;
+
+  // `pool` must outlive the strand's work.
+  explicit Strand(StrandPool* pool) : pool_(pool) {}
+
+  // Enqueues work. The first error since the last Notify is what the next Notify tells.
+  void Run(Work work);
+  void Notify(absl::AnyInvocable<void(absl::Status) &&> done);
+  std::shared_ptr<Event> Record();
+  void Wait(std::shared_ptr<Event> event);
+
+  StrandPool* pool() const { return pool_; }
+
+  // Blocks until all work is done.
+  void Drain();
+
+ private:
+  friend class StrandPool;
+
+  struct Item {
+    Work work;                    // or, where empty,
+    std::shared_ptr<Event> wait;  // an event to wait for
+  };
+
+  void Enqueue(Item item);
+  // Runs work on the calling thread until none is left, the strand is parked or its turn is over.
+  void RunTurn();
+
+  StrandPool* const pool_;
+  std::mutex mutex_;
+  std::condition_variable idle_;
+  std::deque<Item> items_;  // guarded by mutex_
+  bool scheduled_ = false;  // guarded by mutex_
+  absl::Status error_;      // used by the thread that runs the strand
+};
+
+}  // namespace stoker::kernels::cpu

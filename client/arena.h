@@ -1,7 +1,8 @@
 // Arena: the session's memory, mapped into this process, and typed views of its tensors.
 //
-// Thread safety: an Arena is immutable; the memory behind its views is shared with the daemon. The engine writes indices and
-// hot rows before it calls Step, and reads hot rows and misses after the reply; in between it leaves them alone.
+// Thread safety: an Arena is immutable; the memory behind its views is shared with the daemon. The engine writes
+// indices and hot rows before it calls Step, and reads hot rows and misses after the reply; in between it leaves them
+// alone.
 //
 // Invariants:
 //  1. Every byte that a view can reach lies inside the mapping: the layout is checked once, with overflow-checked
@@ -14,12 +15,12 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "stoker/v1/pools.pb.h"
@@ -107,12 +108,12 @@ class Arena {
  public:
   // Fetches the descriptor from layout.descriptor_socket with the session's token, and maps it.
   //
-  // UNAVAILABLE: nobody listens at the socket; PERMISSION_DENIED: it may not be opened, or the daemon sent no descriptor;
-  // DEADLINE_EXCEEDED; FAILED_PRECONDITION: the daemon offers no descriptor; errors of FromDescriptor.
-  static absl::StatusOr<std::shared_ptr<const Arena>> Map(const v1::AttachRequest& request, const v1::Attached& attached,
-                                                          absl::Time deadline);
-  // Checks the layout and maps `descriptor`. INTERNAL: a layout that cannot be (the message names tensor, field, value and
-  // limit); RESOURCE_EXHAUSTED: no address space.
+  // UNAVAILABLE: nobody listens at the socket; PERMISSION_DENIED: it may not be opened, or the daemon sent no
+  // descriptor; DEADLINE_EXCEEDED; FAILED_PRECONDITION: the daemon offers no descriptor; errors of FromDescriptor.
+  static absl::StatusOr<std::shared_ptr<const Arena>> Map(const v1::AttachRequest& request,
+                                                          const v1::Attached& attached, absl::Time deadline);
+  // Checks the layout and maps `descriptor`. INTERNAL: a layout that cannot be (the message names tensor, field, value
+  // and limit); RESOURCE_EXHAUSTED: no address space.
   static absl::StatusOr<std::shared_ptr<const Arena>> FromDescriptor(const v1::AttachRequest& request,
                                                                      const v1::Attached& attached,
                                                                      FileDescriptor descriptor);
@@ -139,7 +140,8 @@ class Arena {
   absl::StatusOr<absl::Span<const int32_t>> Misses(uint32_t group) const;
   // Empty when the session asked for none.
   absl::StatusOr<absl::Span<std::byte>> Staging() const;
-  // One part of a layer's hot cache. NOT_FOUND: no index group has the layer; OUT_OF_RANGE: the layout has no such part.
+  // One part of a layer's hot cache. NOT_FOUND: no index group has the layer; OUT_OF_RANGE: the layout has no such
+  // part.
   absl::StatusOr<HotPartView> HotPart(uint32_t layer, RowPart part) const;
   // One row of it. OUT_OF_RANGE names hot_row and the number of rows.
   absl::StatusOr<absl::Span<std::byte>> HotRow(uint32_t layer, RowPart part, uint32_t hot_row) const;
@@ -155,6 +157,7 @@ class Arena {
   };
 
   Arena() = default;
+  absl::StatusOr<const Group*> FindGroup(uint32_t group) const;
 
   absl::Status status_;
   std::byte* data_ = nullptr;

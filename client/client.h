@@ -7,7 +7,8 @@
 // Thread safety: a Client is a small handle that may be copied and used by any thread. Options are plain values.
 //
 // Invariants:
-//  1. In one process, clients with equal address and options share one gRPC channel, for as long as one of them (or one of
+//  1. In one process, clients with equal address, TLS files, max_message_bytes and keepalive share one gRPC channel,
+//  for as long as one of them (or one of
 //     their sessions) lives.
 //  2. Every call has a deadline: CallOptions.timeout, or else ClientOptions.call_timeout. None waits longer.
 #pragma once
@@ -16,10 +17,10 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "stoker/v1/admin.pb.h"
 #include "stoker/v1/pools.pb.h"
@@ -57,8 +58,8 @@ struct CallOptions {
   // Zero: ClientOptions.call_timeout.
   absl::Duration timeout = absl::ZeroDuration();
   // Session calls only. The Session::generation() that the request's sequence ids come from; the call fails with
-  // FAILED_PRECONDITION when the session has another one by now. Zero: the generation at the time of the call. Sequence ids
-  // are unique in one boot of the daemon only, so name it where ids are kept across a re-attach.
+  // FAILED_PRECONDITION when the session has another one by now. Zero: the generation at the time of the call. Sequence
+  // ids are unique in one boot of the daemon only, so name it where ids are kept across a re-attach.
   uint64_t generation = 0;
 };
 
@@ -66,9 +67,9 @@ class Client {
  public:
   // `address` is "unix:/path" or "host:port" ("[::1]:7070").
   //
-  // INVALID_ARGUMENT: address or options (the message names field, value and limit); NOT_FOUND or PERMISSION_DENIED: a TLS
-  // file; UNAVAILABLE: no daemon answered within connect_timeout.
-  static absl::StatusOr<Client> Connect(std::string_view address, const ClientOptions& options = {});
+  // INVALID_ARGUMENT: address or options (the message names field, value and limit); NOT_FOUND or PERMISSION_DENIED: a
+  // TLS file; UNAVAILABLE: no daemon answered within connect_timeout.
+  static absl::StatusOr<Client> Connect(absl::string_view address, const ClientOptions& options = {});
 
   // Opens a session. Waits for at most SessionOptions.attach_timeout. Errors as Sessions.Attach, and see session.h.
   absl::StatusOr<std::unique_ptr<Session>> Attach(const v1::AttachRequest& request) const;
@@ -90,9 +91,9 @@ class Client {
   absl::StatusOr<v1::DrainResponse> Drain(const CallOptions& options = {}) const;
   absl::StatusOr<v1::UndrainResponse> Undrain(const CallOptions& options = {}) const;
 
-  std::string_view address() const;
+  absl::string_view address() const;
   // Whether the two use one channel.
-  bool SharesChannelWith(const Client& other) const { return connection_ == other.connection_; }
+  bool SharesChannelWith(const Client& other) const;
 
  private:
   explicit Client(std::shared_ptr<Connection> connection);

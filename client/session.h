@@ -1,19 +1,21 @@
 // Session: one engine rank's lease, its calls and its mapped arena.
 //
-// The lease is the open Attach stream, which a thread of the session watches. When the daemon dies or restarts (the stream
-// ends with UNAVAILABLE), that thread attaches again with the same request: exponential backoff with jitter, for at most
-// reattach_timeout. Each attachment is a generation. What belonged to the one before is gone: sequence ids, state rows, hot
-// buffers, and the memory of the arena (a view of it stays readable while its Arena is held, but nobody else sees it).
+// The lease is the open Attach stream, which a thread of the session watches. When the daemon dies or restarts (the
+// stream ends with UNAVAILABLE), that thread attaches again with the same request: exponential backoff with jitter, for
+// at most reattach_timeout. Each attachment is a generation. What belonged to the one before is gone: sequence ids,
+// state rows, hot buffers, and the memory of the arena (a view of it stays readable while its Arena is held, but nobody
+// else sees it).
 //
 // What a call does while the session is detached:
 //   Admit        waits until the session is attached, then runs; UNAVAILABLE at its deadline.
 //   other calls  wait likewise, but then fail with FAILED_PRECONDITION: they name sequences of the generation before.
 //   async calls  fail at once with UNAVAILABLE: waiting could not make them succeed.
-// A call that is under way when the daemon dies fails with UNAVAILABLE and is not repeated: whether it was done is unknown.
-// Once the session has ended (superseded, evicted, re-attach given up) every call fails with the status of the end.
+// A call that is under way when the daemon dies fails with UNAVAILABLE and is not repeated: whether it was done is
+// unknown. Once the session has ended (superseded, evicted, re-attach given up) every call fails with the status of the
+// end.
 //
-// Thread safety: all methods may be called by any thread at the same time; the daemon runs one session's work in the order
-// in which calls arrive. The destructor must not run while another thread is in a method.
+// Thread safety: all methods may be called by any thread at the same time; the daemon runs one session's work in the
+// order in which calls arrive. The destructor must not run while another thread is in a method.
 //
 // Invariants:
 //  1. Each wait has a bound: a call's deadline, attach_timeout, reattach_timeout.
@@ -74,8 +76,8 @@ struct SessionOptions {
 
 // One RunSteps stream: steps go out and replies come back in order, with no per-call set-up.
 //
-// Thread safety: one thread may write while another one reads; not two of a kind. Belongs to the generation in which it was
-// opened and must be destroyed before its session.
+// Thread safety: one thread may write while another one reads; not two of a kind, and Finish is of both. Belongs to the
+// generation in which it was opened: after a re-attach open another one. May outlive its session; then it fails.
 class StepStream {
  public:
   // Cancels what is unfinished.
@@ -83,10 +85,11 @@ class StepStream {
   StepStream(const StepStream&) = delete;
   StepStream& operator=(const StepStream&) = delete;
 
-  // Sends a step. `request` may be changed or freed when the call returns. A timeout (DEADLINE_EXCEEDED) ends the stream.
-  // After an error Finish has the reason.
+  // Sends a step. `request` may be changed or freed when the call returns. A timeout (DEADLINE_EXCEEDED) ends the
+  // stream. UNAVAILABLE: the stream has ended, and Read gives the replies that came before, then the reason.
   absl::Status Write(const v1::RunStepsRequest& request, absl::Duration timeout = absl::ZeroDuration());
-  // Waits for the next reply. OUT_OF_RANGE: the stream ended with OK, there are no more; any other error is the stream's.
+  // Waits for the next reply. OUT_OF_RANGE: the stream ended with OK, there are no more. DEADLINE_EXCEEDED with the
+  // stream still open: the reply can be read later. Any other error is the one with which the stream ended.
   absl::Status Read(v1::RunStepsResponse* response, absl::Duration timeout = absl::ZeroDuration());
   // Write, then Read.
   absl::Status Run(const v1::RunStepsRequest& request, v1::RunStepsResponse* response,
@@ -98,6 +101,7 @@ class StepStream {
   friend class Session;
   class Reactor;
   StepStream(std::shared_ptr<Reactor> reactor, absl::Duration default_timeout);
+  absl::Time Deadline(absl::Duration timeout) const;
 
   const std::shared_ptr<Reactor> reactor_;
   const absl::Duration default_timeout_;
@@ -105,13 +109,14 @@ class StepStream {
 
 class Session {
  public:
-  // Ends the session: cancels asynchronous calls (their callbacks run first), detaches, unmaps.
+  // Ends the session: cancels the calls under way (their callbacks run first), detaches, unmaps.
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  // The calls of Sequences and Residency, as in their proto files. The status is the call's; each item has its own inside
-  // the response (FirstError in status.h). `response` is overwritten; reuse requests and responses to save allocations.
+  // The calls of Sequences and Residency, as in their proto files. The status is the call's; each item has its own
+  // inside the response (FirstError in status.h). `response` is overwritten; reuse requests and responses to save
+  // allocations.
   absl::Status Admit(const v1::AdmitRequest& request, v1::AdmitResponse* response, const CallOptions& options = {});
   absl::Status Extend(const v1::ExtendRequest& request, v1::ExtendResponse* response, const CallOptions& options = {});
   absl::Status Fork(const v1::ForkRequest& request, v1::ForkResponse* response, const CallOptions& options = {});
@@ -128,10 +133,11 @@ class Session {
                           const CallOptions& options = {});
   absl::Status Read(const v1::ReadRequest& request, v1::ReadResponse* response, const CallOptions& options = {});
 
-  // As Step and Store, without waiting. `request` and `response` must live until `done` has run; `done` runs exactly once,
-  // on a gRPC thread or, where the call cannot start, inside StepAsync. It must not block, nor destroy the session.
-  void StepAsync(const v1::StepRequest* request, v1::StepResponse* response, absl::AnyInvocable<void(absl::Status)> done,
-                 const CallOptions& options = {});
+  // As Step and Store, without waiting. `request` and `response` must live until `done` has run; `done` runs exactly
+  // once, on a gRPC thread or, where the call cannot start, inside StepAsync. It must not block, nor destroy the
+  // session.
+  void StepAsync(const v1::StepRequest* request, v1::StepResponse* response,
+                 absl::AnyInvocable<void(absl::Status)> done, const CallOptions& options = {});
   void StoreAsync(const v1::StoreRequest* request, v1::StoreResponse* response,
                   absl::AnyInvocable<void(absl::Status)> done, const CallOptions& options = {});
 
@@ -150,6 +156,8 @@ class Session {
  private:
   friend class Client;
   class Impl;
+  static absl::StatusOr<std::unique_ptr<Session>> Open(std::shared_ptr<Connection> connection,
+                                                       const v1::AttachRequest& request, SessionOptions options);
   explicit Session(std::unique_ptr<Impl> impl);
 
   const std::unique_ptr<Impl> impl_;

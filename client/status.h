@@ -3,9 +3,8 @@
 // Thread safety: free functions without state.
 #pragma once
 
-#include <string_view>
-
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "google/protobuf/repeated_ptr_field.h"
 #include "google/rpc/status.pb.h"
 
@@ -26,6 +25,6 @@ absl::Status FromItem(const google::rpc::Status& item);
 absl::Status FirstError(const google::protobuf::RepeatedPtrField<google::rpc::Status>& items);
 
 // `status` with `prefix` and ": " before its message; OK stays OK.
-absl::Status Annotate(const absl::Status& status, std::string_view prefix);
+absl::Status Annotate(const absl::Status& status, absl::string_view prefix);
 
 }  // namespace stoker::client

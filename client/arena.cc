@@ -1,0 +1,446 @@
+#include "client/arena.h"
+
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace stoker::client {
+namespace {
+
+constexpr uint64_t kDsv4PageRows = 64;
+constexpr uint64_t kDsv4ValueBytes = 576;
+constexpr uint64_t kDsv4ScaleBytes = 8;
+constexpr size_t kMaxRank = 3;
+
+// The session's figures that the tensors' shapes follow from.
+struct Geometry {
+  uint64_t hot_cache_rows = 0;  // of all state rows
+  uint64_t max_batch_rows = 0;
+  uint64_t max_top_k = 0;
+};
+
+// A tensor that has passed CheckBounds.
+struct Tensor {
+  const v1::ArenaTensor* layout = nullptr;
+  uint64_t begin = 0;
+  uint64_t end = 0;  // behind its last byte
+  bool dense = false;
+};
+
+using Tensors = absl::flat_hash_map<absl::string_view, Tensor>;
+
+uint64_t ElementBytes(absl::string_view element) {
+  if (element == "u8") return 1;
+  if (element == "i16") return 2;
+  if (element == "i32") return 4;
+  if (element == "u64") return 8;
+  return 0;
+}
+
+absl::Status Malformed(const v1::ArenaTensor& tensor, absl::string_view what) {
+  return absl::InternalError(absl::StrCat("arena tensor '", tensor.name(), "': ", what));
+}
+
+// Checks that every element lies inside [0, size_bytes), that elements are aligned, and that no two of them overlap.
+absl::StatusOr<Tensor> CheckBounds(const v1::ArenaTensor& layout, uint64_t size_bytes) {
+  const uint64_t element_bytes = ElementBytes(layout.element());
+  if (element_bytes == 0) {
+    return Malformed(layout, absl::StrCat("element '", layout.element(), "' is not u8, i16, i32 or u64"));
+  }
+  const auto rank = static_cast<size_t>(layout.shape_size());
+  if (rank == 0 || rank > kMaxRank || layout.stride_bytes_size() != layout.shape_size()) {
+    return Malformed(layout,
+                     absl::StrCat("shape has ", rank, " dimensions and stride_bytes ", layout.stride_bytes_size(),
+                                  "; equal numbers of 1 to ", kMaxRank, " are possible"));
+  }
+  if (layout.offset_bytes() % element_bytes != 0) {
+    return Malformed(layout,
+                     absl::StrCat("offset_bytes ", layout.offset_bytes(), " is no multiple of ", element_bytes));
+  }
+  // From the innermost dimension outwards: `extent` is the span of the dimensions seen so far.
+  uint64_t extent = element_bytes;
+  bool dense = true;
+  bool empty = false;
+  for (size_t i = rank; i-- > 0;) {
+    const uint64_t count = layout.shape(static_cast<int>(i));
+    const uint64_t stride = layout.stride_bytes(static_cast<int>(i));
+    if (count == 0) {
+      empty = true;
+      continue;
+    }
+    if (stride % element_bytes != 0 || stride < extent) {
+      return Malformed(layout, absl::StrCat("stride_bytes[", i, "] ", stride, " is no multiple of ", element_bytes,
+                                            " or less than the ", extent, " bytes that one step must span"));
+    }
+    dense = dense && (stride == extent || count == 1);
+    uint64_t steps = 0;
+    if (__builtin_mul_overflow(count - 1, stride, &steps) || __builtin_add_overflow(extent, steps, &extent)) {
+      return Malformed(
+          layout, absl::StrCat("shape[", i, "] ", count, " x stride_bytes[", i, "] ", stride, " overflows 64 bits"));
+    }
+  }
+  if (empty) extent = 0;
+  uint64_t end = 0;
+  if (__builtin_add_overflow(layout.offset_bytes(), extent, &end) || end > size_bytes) {
+    return Malformed(layout, absl::StrCat("offset_bytes ", layout.offset_bytes(), " and ", extent,
+                                          " bytes reach beyond size_bytes ", size_bytes));
+  }
+  return Tensor{&layout, layout.offset_bytes(), end, dense && !empty};
+}
+
+absl::StatusOr<Tensors> CheckTensors(const v1::ArenaLayout& layout) {
+  Tensors tensors;
+  std::vector<const Tensor*> dense;
+  tensors.reserve(static_cast<size_t>(layout.tensors_size()));
+  for (const v1::ArenaTensor& tensor : layout.tensors()) {
+    absl::StatusOr<Tensor> checked = CheckBounds(tensor, layout.size_bytes());
+    if (!checked.ok()) return checked.status();
+    if (!tensors.emplace(tensor.name(), *checked).second) return Malformed(tensor, "is there twice");
+  }
+  // Tensors with gaps may be interleaved, as the values and scales of DSV4 pages are; only dense ones can be compared.
+  for (const auto& [name, tensor] : tensors) {
+    if (tensor.dense) dense.push_back(&tensor);
+  }
+  std::sort(dense.begin(), dense.end(), [](const Tensor* a, const Tensor* b) { return a->begin < b->begin; });
+  for (size_t i = 1; i < dense.size(); ++i) {
+    if (dense[i]->begin < dense[i - 1]->end) {
+      return Malformed(*dense[i]->layout,
+                       absl::StrCat("offset_bytes ", dense[i]->begin, " lies inside '", dense[i - 1]->layout->name(),
+                                    "', which ends at ", dense[i - 1]->end));
+    }
+  }
+  return tensors;
+}
+
+// The tensor of that name, which must have that shape and element, and dense innermost rows.
+absl::StatusOr<const v1::ArenaTensor*> Find(const Tensors& tensors, const std::string& name, absl::string_view element,
+                                            std::initializer_list<uint64_t> shape) {
+  const auto found = tensors.find(name);
+  if (found == tensors.end()) return absl::InternalError(absl::StrCat("arena tensor '", name, "' is missing"));
+  const v1::ArenaTensor& tensor = *found->second.layout;
+  if (tensor.element() != element) {
+    return Malformed(tensor, absl::StrCat("element is '", tensor.element(), "', not '", element, "'"));
+  }
+  if (!std::equal(shape.begin(), shape.end(), tensor.shape().begin(), tensor.shape().end())) {
+    return Malformed(tensor, absl::StrCat("shape is [", absl::StrJoin(tensor.shape(), ", "), "], not [",
+                                          absl::StrJoin(shape, ", "), "]"));
+  }
+  const int last = tensor.shape_size() - 1;
+  const uint64_t element_bytes = ElementBytes(element);
+  if (tensor.shape(last) > 1 && tensor.stride_bytes(last) != element_bytes) {
+    return Malformed(tensor,
+                     absl::StrCat("stride_bytes[", last, "] is ", tensor.stride_bytes(last), ", not ", element_bytes));
+  }
+  return &tensor;
+}
+
+template <typename T>
+absl::StatusOr<MatrixView<T>> FindMatrix(const Tensors& tensors, std::byte* data, const std::string& name,
+                                         const Geometry& geometry) {
+  absl::StatusOr<const v1::ArenaTensor*> tensor =
+      Find(tensors, name, "i32", {geometry.max_batch_rows, geometry.max_top_k});
+  if (!tensor.ok()) return tensor.status();
+  return MatrixView<T>(data + (*tensor)->offset_bytes(), geometry.max_batch_rows, geometry.max_top_k,
+                       (*tensor)->stride_bytes(0));
+}
+
+absl::StatusOr<HotPartView> FindRows(const Tensors& tensors, std::byte* data, const std::string& name,
+                                     uint64_t row_bytes, const Geometry& geometry) {
+  absl::StatusOr<const v1::ArenaTensor*> tensor = Find(tensors, name, "u8", {geometry.hot_cache_rows, row_bytes});
+  if (!tensor.ok()) return tensor.status();
+  const uint64_t stride = (*tensor)->stride_bytes(0);
+  return HotPartView(data + (*tensor)->offset_bytes(), geometry.hot_cache_rows, row_bytes, 1, stride, 0);
+}
+
+absl::StatusOr<HotPartView> FindPages(const Tensors& tensors, std::byte* data, const std::string& name,
+                                      uint64_t row_bytes, const Geometry& geometry) {
+  absl::StatusOr<const v1::ArenaTensor*> tensor =
+      Find(tensors, name, "u8", {geometry.hot_cache_rows / kDsv4PageRows, kDsv4PageRows, row_bytes});
+  if (!tensor.ok()) return tensor.status();
+  return HotPartView(data + (*tensor)->offset_bytes(), geometry.hot_cache_rows, row_bytes, kDsv4PageRows,
+                     (*tensor)->stride_bytes(0), (*tensor)->stride_bytes(1));
+}
+
+absl::Status SocketError(int error, absl::string_view path, absl::string_view what) {
+  const std::string message = absl::StrCat("descriptor socket '", path, "': ", what);
+  switch (error) {
+    case EAGAIN:
+    case EINPROGRESS:
+    case ETIMEDOUT:
+      return absl::DeadlineExceededError(absl::StrCat(message, ": timed out"));
+    case ENOENT:
+    case ECONNREFUSED:
+    case ECONNRESET:
+    case EPIPE:
+      return absl::UnavailableError(absl::StrCat(message, ": ", std::strerror(error)));
+    default:
+      return absl::ErrnoToStatus(error, message);
+  }
+}
+
+// Bounds the socket's next operation. False when the deadline has passed.
+bool SetTimeout(int socket, int option, absl::Time deadline) {
+  // Zero would mean no bound, so less than a microsecond counts as over.
+  const absl::Duration left = std::min(deadline - absl::Now(), absl::Hours(1));
+  if (left < absl::Microseconds(1)) {
+    errno = EAGAIN;
+    return false;
+  }
+  const timeval timeout = absl::ToTimeval(left);
+  return setsockopt(socket, SOL_SOCKET, option, &timeout, sizeof(timeout)) == 0;
+}
+
+// Receives one byte and the descriptor that comes with it.
+absl::StatusOr<FileDescriptor> ReceiveDescriptor(int socket, absl::string_view path, absl::Time deadline) {
+  char byte = 0;
+  iovec data{&byte, 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  ssize_t received = 0;
+  do {
+    if (!SetTimeout(socket, SO_RCVTIMEO, deadline)) return SocketError(errno, path, "receive");
+    received = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  } while (received < 0 && errno == EINTR);
+  if (received < 0) return SocketError(errno, path, "receive");
+  FileDescriptor descriptor;
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    if (header->cmsg_len != CMSG_LEN(sizeof(int))) continue;  // a second one does not fit: the kernel closed it
+    int value = -1;
+    std::memcpy(&value, CMSG_DATA(header), sizeof(value));
+    descriptor = FileDescriptor(value);
+  }
+  if (!descriptor.valid()) {
+    return absl::PermissionDeniedError(absl::StrCat("descriptor socket '", path, "': the daemon ",
+                                                    received == 0 ? "closed it" : "sent a byte",
+                                                    " without a descriptor"));
+  }
+  if ((message.msg_flags & MSG_CTRUNC) != 0) {
+    return absl::InternalError(absl::StrCat("descriptor socket '", path, "': more than one descriptor came"));
+  }
+  return descriptor;
+}
+
+absl::StatusOr<FileDescriptor> FetchDescriptor(const std::string& path, absl::string_view token, absl::Time deadline) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) {
+    return absl::InternalError(absl::StrCat("descriptor_socket has ", path.size(),
+                                            " bytes; a Unix socket's path has at most ", sizeof(address.sun_path) - 1));
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  const FileDescriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!socket.valid()) return SocketError(errno, path, "socket");
+  int result = 0;
+  do {
+    // Bounds connect, too, which waits while the listener's queue is full.
+    if (!SetTimeout(socket.get(), SO_SNDTIMEO, deadline)) return SocketError(errno, path, "connect");
+    result = connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+  } while (result != 0 && errno == EINTR);
+  if (result != 0) return SocketError(errno, path, "connect");
+
+  const std::string line = absl::StrCat(token, "\n");
+  for (size_t sent = 0; sent < line.size();) {
+    if (!SetTimeout(socket.get(), SO_SNDTIMEO, deadline)) return SocketError(errno, path, "send");
+    const ssize_t count = send(socket.get(), line.data() + sent, line.size() - sent, MSG_NOSIGNAL);
+    if (count < 0 && errno != EINTR) return SocketError(errno, path, "send");
+    if (count > 0) sent += static_cast<size_t>(count);
+  }
+  return ReceiveDescriptor(socket.get(), path, deadline);
+}
+
+}  // namespace
+
+FileDescriptor::~FileDescriptor() {
+  // Nothing was written through it, so there is no error to lose.
+  if (valid()) close(value_);
+}
+
+FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
+  std::swap(value_, other.value_);
+  return *this;
+}
+
+Arena::~Arena() {
+  if (data_ != nullptr) munmap(data_, size_bytes_);
+}
+
+absl::StatusOr<std::shared_ptr<const Arena>> Arena::Map(const v1::AttachRequest& request, const v1::Attached& attached,
+                                                        absl::Time deadline) {
+  const std::string& path = attached.arena().descriptor_socket();
+  if (path.empty()) {
+    return absl::FailedPreconditionError("the daemon offers no descriptor of the arena: descriptor_socket is empty");
+  }
+  absl::StatusOr<FileDescriptor> descriptor = FetchDescriptor(path, attached.token(), deadline);
+  if (!descriptor.ok()) return descriptor.status();
+  return FromDescriptor(request, attached, *std::move(descriptor));
+}
+
+std::shared_ptr<const Arena> Arena::Unmapped(const absl::Status& why) {
+  std::shared_ptr<Arena> arena(new Arena);
+  arena->status_ = why;
+  return arena;
+}
+
+absl::StatusOr<std::shared_ptr<const Arena>> Arena::FromDescriptor(const v1::AttachRequest& request,
+                                                                   const v1::Attached& attached,
+                                                                   FileDescriptor descriptor) {
+  const v1::ArenaLayout& layout = attached.arena();
+  if (layout.size_bytes() == 0 || layout.size_bytes() > std::numeric_limits<ptrdiff_t>::max()) {
+    return absl::InternalError(
+        absl::StrCat("arena size_bytes ", layout.size_bytes(), " is not 1 to ", std::numeric_limits<ptrdiff_t>::max()));
+  }
+  struct stat file {};
+  if (fstat(descriptor.get(), &file) != 0) return absl::ErrnoToStatus(errno, "arena descriptor");
+  if (file.st_size < 0 || static_cast<uint64_t>(file.st_size) < layout.size_bytes()) {
+    return absl::InternalError(absl::StrCat("arena size_bytes ", layout.size_bytes(), " is more than the ",
+                                            file.st_size, " bytes behind the descriptor"));
+  }
+  absl::StatusOr<Tensors> tensors = CheckTensors(layout);
+  if (!tensors.ok()) return tensors.status();
+  if (layout.region_rows() < request.hot_rows() || layout.newest_row() >= layout.region_rows()) {
+    return absl::InternalError(absl::StrCat("arena region_rows ", layout.region_rows(), " and newest_row ",
+                                            layout.newest_row(), " cannot be with ", request.hot_rows(), " hot_rows"));
+  }
+  Geometry geometry;
+  geometry.hot_cache_rows = uint64_t{request.state_rows()} * layout.region_rows();
+  geometry.max_batch_rows = request.max_batch_rows() != 0 ? request.max_batch_rows() : request.state_rows();
+  geometry.max_top_k = request.max_top_k();
+
+  std::shared_ptr<Arena> arena(new Arena);
+  void* const mapping = mmap(nullptr, layout.size_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor.get(), 0);
+  if (mapping == MAP_FAILED) {
+    const int error = errno;
+    return error == ENOMEM ? absl::ResourceExhaustedError(
+                                 absl::StrCat("arena of ", layout.size_bytes(), " bytes: no address space"))
+                           : absl::ErrnoToStatus(error, absl::StrCat("arena of ", layout.size_bytes(), " bytes"));
+  }
+  std::byte* const data = static_cast<std::byte*>(mapping);
+  arena->data_ = data;
+  arena->size_bytes_ = layout.size_bytes();
+  arena->region_rows_ = layout.region_rows();
+  arena->newest_row_ = layout.newest_row();
+
+  const v1::PoolSpec& pool = attached.pool();
+  arena->part_count_ = pool.row_layout() == v1::ROW_LAYOUT_LINEAR ? 1 : 2;
+  if (pool.row_layout() == v1::ROW_LAYOUT_DSV4_PAGED && layout.region_rows() % kDsv4PageRows != 0) {
+    return absl::InternalError(
+        absl::StrCat("arena region_rows ", layout.region_rows(), " is no multiple of ", kDsv4PageRows));
+  }
+  const auto find_part = [&](uint32_t layer, int part) -> absl::StatusOr<HotPartView> {
+    const std::string name = absl::StrCat("hot.", layer);
+    switch (pool.row_layout()) {
+      case v1::ROW_LAYOUT_LINEAR:
+        return FindRows(*tensors, data, name, pool.row_bytes(), geometry);
+      case v1::ROW_LAYOUT_SPLIT_KV:
+        return part == 0 ? FindRows(*tensors, data, name + ".k", pool.row_bytes(), geometry)
+                         : FindRows(*tensors, data, name + ".v", pool.v_row_bytes(), geometry);
+      case v1::ROW_LAYOUT_DSV4_PAGED:
+        return part == 0 ? FindPages(*tensors, data, name + ".values", kDsv4ValueBytes, geometry)
+                         : FindPages(*tensors, data, name + ".scales", kDsv4ScaleBytes, geometry);
+      default:
+        return absl::InternalError(absl::StrCat("row_layout ", pool.row_layout(), " of pool '", pool.name(),
+                                                "' is unknown to this version of the client"));
+    }
+  };
+  arena->groups_.reserve(static_cast<size_t>(request.groups_size()));
+  for (int i = 0; i < request.groups_size(); ++i) {
+    Group& group = arena->groups_.emplace_back();
+    auto indices = FindMatrix<int32_t>(*tensors, data, absl::StrCat("indices.", i), geometry);
+    if (!indices.ok()) return indices.status();
+    group.indices = *indices;
+    auto hot_rows = FindMatrix<const int32_t>(*tensors, data, absl::StrCat("hot_rows.", i), geometry);
+    if (!hot_rows.ok()) return hot_rows.status();
+    group.hot_rows = *hot_rows;
+    auto misses = Find(*tensors, absl::StrCat("misses.", i), "i32", {geometry.max_batch_rows});
+    if (!misses.ok()) return misses.status();
+    group.misses = absl::Span<const int32_t>(reinterpret_cast<const int32_t*>(data + (*misses)->offset_bytes()),
+                                             geometry.max_batch_rows);
+    for (const uint32_t layer : request.groups(i).layers()) {
+      Layer& parts = arena->layers_[layer];
+      for (int part = 0; part < arena->part_count_; ++part) {
+        absl::StatusOr<HotPartView> view = find_part(layer, part);
+        if (!view.ok()) return view.status();
+        parts.part[part] = *view;
+      }
+    }
+  }
+  if (request.staging_bytes() > 0) {
+    auto staging = Find(*tensors, "staging", "u8", {request.staging_bytes()});
+    if (!staging.ok()) return staging.status();
+    arena->staging_ = absl::Span<std::byte>(data + (*staging)->offset_bytes(), request.staging_bytes());
+  }
+  return arena;
+}
+
+absl::StatusOr<const Arena::Group*> Arena::FindGroup(uint32_t group) const {
+  if (!status_.ok()) return status_;
+  if (group >= groups_.size()) {
+    return absl::OutOfRangeError(
+        absl::StrCat("group ", group, " is not below the ", groups_.size(), " of the session"));
+  }
+  return &groups_[group];
+}
+
+absl::StatusOr<MatrixView<int32_t>> Arena::Indices(uint32_t group) const {
+  absl::StatusOr<const Group*> found = FindGroup(group);
+  if (!found.ok()) return found.status();
+  return (*found)->indices;
+}
+
+absl::StatusOr<MatrixView<const int32_t>> Arena::HotRows(uint32_t group) const {
+  absl::StatusOr<const Group*> found = FindGroup(group);
+  if (!found.ok()) return found.status();
+  return (*found)->hot_rows;
+}
+
+absl::StatusOr<absl::Span<const int32_t>> Arena::Misses(uint32_t group) const {
+  absl::StatusOr<const Group*> found = FindGroup(group);
+  if (!found.ok()) return found.status();
+  return (*found)->misses;
+}
+
+absl::StatusOr<absl::Span<std::byte>> Arena::Staging() const {
+  if (!status_.ok()) return status_;
+  return staging_;
+}
+
+absl::StatusOr<HotPartView> Arena::HotPart(uint32_t layer, RowPart part) const {
+  if (!status_.ok()) return status_;
+  const auto found = layers_.find(layer);
+  if (found == layers_.end()) {
+    return absl::NotFoundError(absl::StrCat("layer ", layer, " is in no index group of the session"));
+  }
+  const int index = static_cast<int>(part);
+  if (index < 0 || index >= part_count_) {
+    return absl::OutOfRangeError(absl::StrCat("part ", index, " is not below the ", part_count_, " of the row layout"));
+  }
+  return found->second.part[index];
+}
+
+absl::StatusOr<absl::Span<std::byte>> Arena::HotRow(uint32_t layer, RowPart part, uint32_t hot_row) const {
+  absl::StatusOr<HotPartView> view = HotPart(layer, part);
+  if (!view.ok()) return view.status();
+  if (hot_row >= view->rows()) {
+    return absl::OutOfRangeError(absl::StrCat("hot_row ", hot_row, " is not below the ", view->rows(), " of a layer"));
+  }
+  return (*view)[hot_row];
+}
+
+}  // namespace stoker::client

@@ -20,8 +20,8 @@ struct PoolSpec {
   int64_t prefix_rows = 0;  // 0: block_rows
   int64_t blocks = 0;
 
-  // Fills in defaults and checks every field against the limits of proto/stoker/v1/pools.proto. INVALID_ARGUMENT names the
-  // field, its value and its limit.
+  // Fills in defaults and checks every field against the limits of proto/stoker/v1/pools.proto. INVALID_ARGUMENT names
+  // the field, its value and its limit.
   absl::Status Normalize();
 
   int64_t rows() const { return blocks * block_rows; }

@@ -4,8 +4,8 @@
 // Thread safety: functions without state; any thread.
 #pragma once
 
+#include <cstdint>
 #include <string>
-#include <string_view>
 
 #include "absl/status/statusor.h"
 #include "server/config.pb.h"
@@ -40,10 +40,14 @@ std::string PrintConfig(const DaemonConfig& config);
 std::string HelpText();
 
 // "0.1.0", the version of this build.
-std::string_view Version();
+const char* Version();
 
 // Checks every value and what must hold between them. Errors as of ParseCommandLine, without places.
 absl::Status ValidateConfig(const DaemonConfig& config);
+
+// Memory that this process may still take, with the limits of its control groups. `root` is where /proc and /sys are:
+// tests give a folder of their own. 0: not known.
+int64_t AvailableMemoryBytes(const std::string& root);
 
 // Replaces what means "as the machine allows" by this machine's figures: device auto, cpu_threads 0, max_pool_bytes 0
 // (four fifths of the available memory, or of what the control group leaves if that is less).

@@ -1,1 +1,299 @@
 #include "server/descriptor_socket.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/log.h"
+
+namespace stoker::server {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kMaxReasonBytes = 1024;
+
+// Owns a file descriptor.
+class Descriptor {
+ public:
+  explicit Descriptor(int number = -1) : number_(number) {}
+  ~Descriptor() { Reset(); }
+  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    if (this != &other) {
+      Reset();
+      number_ = std::exchange(other.number_, -1);
+    }
+    return *this;
+  }
+
+  int get() const { return number_; }
+  bool valid() const { return number_ >= 0; }
+  void Reset() {
+    if (number_ >= 0) close(number_);
+    number_ = -1;
+  }
+
+ private:
+  int number_;
+};
+
+struct Client {
+  Descriptor socket;
+  Clock::time_point accepted;
+  std::string line;
+};
+
+// Sends one byte 0 and the descriptor. The send buffer of a connection on which nothing was sent has room.
+bool SendDescriptor(int socket, int descriptor) {
+  char byte = 0;
+  iovec data = {&byte, 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message = {};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(int));
+  memcpy(CMSG_DATA(header), &descriptor, sizeof(int));
+  return sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == 1;
+}
+
+void SendReason(int socket, absl::string_view reason) {
+  std::string message(1, '\1');
+  message.append(reason.data(), std::min(reason.size(), kMaxReasonBytes));
+  // A client that does not take the reason gets none.
+  (void)!send(socket, message.data(), message.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+absl::StatusOr<PeerCredentials> CredentialsOf(int socket) {
+  ucred user = {};
+  socklen_t size = sizeof(user);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &user, &size) != 0) {
+    return absl::InternalError(absl::StrCat("SO_PEERCRED: ", strerror(errno)));
+  }
+  PeerCredentials peer{user.uid, user.gid, {}};
+  // The kernel tells the size that it needs, at most 65,536 groups.
+  size = 0;
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, nullptr, &size) != 0 && errno == ERANGE) {
+    peer.groups.resize(size / sizeof(gid_t));
+    if (getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, peer.groups.data(), &size) != 0) peer.groups.clear();
+  }
+  return peer;
+}
+
+}  // namespace
+
+bool PeerAllowed(const PeerCredentials& peer, uid_t daemon_uid, gid_t socket_gid) {
+  return peer.uid == 0 || peer.uid == daemon_uid || peer.gid == socket_gid ||
+         std::find(peer.groups.begin(), peer.groups.end(), socket_gid) != peer.groups.end();
+}
+
+class DescriptorSocket::Server {
+ public:
+  Server(std::string path, Lookup lookup, Options options)
+      : path_(std::move(path)), lookup_(std::move(lookup)), options_(options) {}
+
+  ~Server() {
+    if (thread_.joinable()) {
+      const uint64_t one = 1;
+      (void)!write(stop_.get(), &one, sizeof(one));  // the counter is 0, so that it cannot be full
+      thread_.join();
+    }
+    struct stat info;
+    if (bound_ && lstat(path_.c_str(), &info) == 0 && info.st_dev == device_ && info.st_ino == inode_) {
+      unlink(path_.c_str());
+    }
+  }
+
+  const std::string& path() const { return path_; }
+
+  absl::Status Start() {
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    if (path_.empty() || path_.size() >= sizeof(address.sun_path)) {
+      return absl::InvalidArgumentError(absl::StrCat("descriptor socket \"", path_, "\" has ", path_.size(),
+                                                     " bytes: 1 to ", sizeof(address.sun_path) - 1, " are allowed"));
+    }
+    memcpy(address.sun_path, path_.c_str(), path_.size());
+    struct stat info;
+    if (lstat(path_.c_str(), &info) == 0) {
+      if (!S_ISSOCK(info.st_mode)) {
+        return absl::AlreadyExistsError(
+            absl::StrCat("descriptor socket \"", path_, "\" exists and is not a socket; it is left as it is"));
+      }
+      unlink(path_.c_str());
+    }
+    stop_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    listener_ = Descriptor(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!stop_.valid() || !listener_.valid()) return Unavailable("cannot make a socket");
+    // The file takes the mode of the descriptor, so that it never is more open than this, whatever the umask.
+    if (fchmod(listener_.get(), 0660) != 0) return Unavailable("cannot set its mode");
+    if (bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+      return Unavailable("cannot bind");
+    }
+    if (chmod(path_.c_str(), 0660) != 0) return Unavailable("cannot set its mode");
+    if (lstat(path_.c_str(), &info) != 0) return Unavailable("cannot be read");
+    bound_ = true;
+    device_ = info.st_dev;
+    inode_ = info.st_ino;
+    group_ = info.st_gid;
+    if (listen(listener_.get(), SOMAXCONN) != 0) return Unavailable("cannot listen");
+    thread_ = std::thread([this] { Serve(); });
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status Unavailable(absl::string_view what) const {
+    return absl::UnavailableError(absl::StrCat("descriptor socket \"", path_, "\": ", what, ": ", strerror(errno)));
+  }
+
+  bool Crowded() const { return clients_.size() >= static_cast<size_t>(options_.max_clients); }
+
+  Clock::time_point DeadlineOf(const Client& client) const {
+    const absl::Duration limit =
+        Crowded() ? std::min(kCrowdedTimeout, options_.client_timeout) : options_.client_timeout;
+    return client.accepted + absl::ToChronoNanoseconds(limit);
+  }
+
+  // Until the first client's time is up; -1 without clients.
+  int PollTimeoutMs() const {
+    if (clients_.empty()) return -1;
+    // Clients stand in the order of their arrival, and have equal limits.
+    const auto left = DeadlineOf(clients_.front()) - Clock::now();
+    return static_cast<int>(std::max<int64_t>(0, std::chrono::ceil<std::chrono::milliseconds>(left).count()));
+  }
+
+  void Serve() {
+    std::vector<pollfd> polled;
+    while (true) {
+      polled.assign({{stop_.get(), POLLIN, 0}, {Crowded() ? -1 : listener_.get(), POLLIN, 0}});
+      for (const Client& client : clients_) polled.push_back({client.socket.get(), POLLIN, 0});
+      if (poll(polled.data(), polled.size(), PollTimeoutMs()) < 0 && errno != EINTR) {
+        Log::Error("descriptor socket ends", {{"path", path_}, {"error", strerror(errno)}});
+        return;
+      }
+      if (polled[0].revents != 0) return;
+      for (size_t i = 0; i < clients_.size(); ++i) {
+        if (polled[i + 2].revents != 0) Receive(&clients_[i]);
+      }
+      const bool accepts = polled[1].revents != 0;
+      Erase();
+      DropLate();
+      Erase();
+      if (accepts) Accept();
+    }
+  }
+
+  void Accept() {
+    Descriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket.valid()) {
+      if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+        // The connection stays in the queue and would wake this thread at once; wait for better times instead.
+        Log::Warning("descriptor socket cannot accept", {{"path", path_}, {"error", strerror(errno)}});
+        pollfd stop = {stop_.get(), POLLIN, 0};
+        poll(&stop, 1, 100);
+      }
+      return;
+    }
+    absl::StatusOr<PeerCredentials> peer = CredentialsOf(socket.get());
+    if (!peer.ok() || !PeerAllowed(*peer, geteuid(), group_)) {
+      const std::string reason =
+          peer.ok() ? absl::StrCat("user ", peer->uid,
+                                   " may not use this socket: neither the daemon's user nor in its group ", group_)
+                    : std::string(peer.status().message());
+      Log::Warning("descriptor refused", {{"reason", reason}});
+      SendReason(socket.get(), reason);
+      return;
+    }
+    clients_.push_back({std::move(socket), Clock::now(), ""});
+  }
+
+  // Reads what is there, and answers when the line is complete. Afterwards the socket is closed, or waits for more.
+  void Receive(Client* client) {
+    char buffer[kMaxTokenBytes + 1];  // with the newline
+    const ssize_t size = recv(client->socket.get(), buffer, sizeof(buffer) - client->line.size(), MSG_DONTWAIT);
+    if (size < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (size > 0) client->line.append(buffer, size);
+    const size_t end = client->line.find('\n');
+    if (end != std::string::npos) {
+      Answer(client->socket.get(), std::string_view(client->line).substr(0, end));
+    } else if (size <= 0) {
+      SendReason(client->socket.get(), "the connection ended before the token's newline");
+    } else if (client->line.size() > kMaxTokenBytes) {
+      SendReason(client->socket.get(), absl::StrCat("the token has more than ", kMaxTokenBytes, " bytes"));
+    } else {
+      return;
+    }
+    client->socket.Reset();
+  }
+
+  void Answer(int socket, std::string_view token) {
+    absl::StatusOr<int> found = lookup_(token);
+    if (!found.ok()) {
+      Log::Warning("descriptor refused", {{"reason", found.status().message()}});
+      return SendReason(socket, found.status().message());
+    }
+    const Descriptor arena(*found);
+    if (!SendDescriptor(socket, arena.get())) {
+      Log::Warning("descriptor not sent", {{"error", strerror(errno)}});
+    }
+  }
+
+  void Erase() {
+    std::erase_if(clients_, [](const Client& client) { return !client.socket.valid(); });
+  }
+
+  void DropLate() {
+    const Clock::time_point now = Clock::now();
+    for (Client& client : clients_) {
+      if (now < DeadlineOf(client)) continue;
+      SendReason(client.socket.get(), "the token did not arrive in time");
+      client.socket.Reset();
+    }
+  }
+
+  const std::string path_;
+  const Lookup lookup_;
+  const Options options_;
+  Descriptor stop_;
+  Descriptor listener_;
+  bool bound_ = false;
+  dev_t device_ = 0;
+  ino_t inode_ = 0;
+  gid_t group_ = 0;
+  std::vector<Client> clients_;  // of thread_ only
+  std::thread thread_;
+};
+
+absl::StatusOr<std::unique_ptr<DescriptorSocket>> DescriptorSocket::Start(std::string path, Lookup lookup,
+                                                                          Options options) {
+  auto server = std::make_unique<Server>(std::move(path), std::move(lookup), options);
+  if (absl::Status status = server->Start(); !status.ok()) return status;
+  return std::unique_ptr<DescriptorSocket>(new DescriptorSocket(std::move(server)));
+}
+
+DescriptorSocket::DescriptorSocket(std::unique_ptr<Server> server) : server_(std::move(server)) {}
+
+DescriptorSocket::~DescriptorSocket() = default;
+
+const std::string& DescriptorSocket::path() const { return server_->path(); }
+
+}  // namespace stoker::server

@@ -19,6 +19,8 @@
 #include <string_view>
 #include <variant>
 
+#include "absl/strings/string_view.h"
+
 namespace stoker::server {
 
 enum class LogLevel : uint8_t { kDebug = 0, kInfo = 1, kWarning = 2, kError = 3 };
@@ -33,6 +35,7 @@ class LogValue {
  public:
   LogValue(std::string_view value) : value_(value) {}
   LogValue(const std::string& value) : value_(std::string_view(value)) {}
+  LogValue(absl::string_view value) : value_(std::string_view(value.data(), value.size())) {}
   LogValue(const char* value) : value_(std::string_view(value)) {}
   LogValue(bool value) : value_(value) {}
   LogValue(std::floating_point auto value) : value_(static_cast<double>(value)) {}

@@ -1,0 +1,176 @@
+// What core needs from the machine: memory for pools and sessions, and work on it. Implemented by server/engine.
+//
+// Work of one session runs in the order in which it is enqueued, asynchronously. The calls return at once; memory that
+// a *Work points to must live until a later Notify has called back. A status that a call returns means that it enqueued
+// nothing.
+//
+// Thread safety: an Engine may be used by any thread; a SessionStorage by one thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "server/core/pool.h"
+
+namespace stoker::core {
+
+enum class IndexSpace : uint8_t { kUnspecified = 0, kPosition = 1, kPoolRow = 2 };
+
+// How many entries ended how; the order of LookupCounts in residency.proto.
+inline constexpr int kOutcomeCount = 6;
+
+struct SessionSpec {
+  std::string pool;
+  std::string name;
+  int64_t state_rows = 0;
+  int64_t hot_rows = 0;
+  int64_t max_top_k = 0;
+  int64_t max_batch_rows = 0;  // 0: state_rows
+  int64_t max_sequence_rows = 0;
+  IndexSpace index_space = IndexSpace::kUnspecified;
+  std::vector<std::vector<int32_t>> groups;  // layers of each group
+  int64_t staging_bytes = 0;
+  int64_t max_reserved_blocks = 0;  // 0: the daemon's limit
+};
+
+// One array of the arena that a client may map.
+struct ArenaTensor {
+  std::string name;
+  uint64_t offset_bytes = 0;
+  std::vector<uint64_t> shape;
+  std::vector<uint64_t> stride_bytes;
+  std::string element;
+};
+
+struct ArenaLayout {
+  uint64_t size_bytes = 0;
+  std::vector<ArenaTensor> tensors;
+  int32_t region_rows = 0;
+  int32_t newest_row = 0;
+};
+
+struct StepRowWork {
+  int32_t state_row = -1;  // -1: padding
+  int64_t length = 0;
+  int32_t newest_index = 0;            // which row of the newest block is this batch row's newest
+  bool commit = false;                 // first copy the newest row to the pool,
+  int64_t commit_pool_row = -1;        //   here
+  const char* newest_bytes = nullptr;  // [layer][row bytes], or null
+  absl::Span<const int32_t> resident_pages;
+};
+
+struct StepGroupWork {
+  int32_t group = 0;
+  const int32_t* indices = nullptr;  // [rows][top_k]; null: the mailbox
+  int32_t* hot_rows = nullptr;       // [rows][top_k] out; null: the mailbox
+  int32_t* counts = nullptr;         // [rows][kOutcomeCount] out
+  bool gather = true;
+  int32_t* miss_pool_rows = nullptr;  // [rows][top_k] out, optional, with the next two
+  int32_t* miss_hot_rows = nullptr;
+  int32_t* miss_counts = nullptr;  // [rows]
+};
+
+// Totals since the session began.
+struct DeviceTotals {
+  uint64_t evictions = 0;
+  uint64_t lru_repairs = 0;
+  uint64_t gathered_bytes = 0;
+};
+
+struct StepWork {
+  std::vector<StepRowWork> rows;
+  std::vector<StepGroupWork> groups;
+  int32_t top_k = 0;
+  // Out.
+  DeviceTotals totals;
+  uint64_t begin_ns = 0;
+  uint64_t end_ns = 0;
+  // The engine's own copies of arguments.
+  std::vector<int32_t> scratch;
+};
+
+// Whole rows of all layers between the pool and either bytes in host memory or the staging area, [layer][row][bytes].
+struct RowsWork {
+  std::vector<int32_t> pool_rows;
+  const char* source_bytes = nullptr;  // store from here, or
+  char* target_bytes = nullptr;        // load to here, or
+  int64_t staging_offset = -1;         // the staging area
+};
+
+// Rows of listed layers to host memory, [layer][row][bytes].
+struct ReadWork {
+  std::vector<int32_t> layers;
+  std::vector<int32_t> rows;  // pool rows, or rows of the session's hot cache
+  bool from_hot_cache = false;
+  char* target_bytes = nullptr;
+};
+
+struct CommitWork {
+  std::vector<int32_t> hot_rows;
+  std::vector<int32_t> pool_rows;
+};
+
+struct InvalidateWork {
+  std::vector<int32_t> state_rows;
+  std::vector<int64_t> keys;
+};
+
+class SessionStorage {
+ public:
+  // Waits for the session's work, then frees its memory.
+  virtual ~SessionStorage() = default;
+
+  virtual const ArenaLayout& arena() const = 0;
+  // Descriptor of the arena's memory, or -1. Owned by the storage.
+  virtual int arena_descriptor() const = 0;
+
+  // Gives a state row its block table. The state row is empty.
+  virtual absl::Status Open(int32_t state_row, absl::Span<const int32_t> table) = 0;
+  // Changes entries of it. `replaced`, empty or as long as `updates`, are the blocks that were there.
+  virtual absl::Status UpdateTable(int32_t state_row, absl::Span<const TableUpdate> updates,
+                                   absl::Span<const BlockRef> replaced) = 0;
+  // Empties the state row.
+  virtual absl::Status Close(int32_t state_row) = 0;
+  virtual absl::Status CopyBlocks(absl::Span<const BlockCopy> copies) = 0;
+
+  virtual absl::Status Store(const RowsWork& work) = 0;
+  virtual absl::Status Load(const RowsWork& work) = 0;
+  // Rows pool_rows[i] of the pool to slots first_position + i of the state row, in all groups.
+  virtual absl::Status LoadHot(int32_t state_row, int32_t first_position, const RowsWork& work) = 0;
+  virtual absl::Status Step(StepWork& work) = 0;
+  // Copies the rows of the group's last plan, for the listed layers. Adds to *gathered_bytes when done.
+  virtual absl::Status Gather(int32_t group, absl::Span<const int32_t> layers, DeviceTotals* totals) = 0;
+  virtual absl::Status Commit(const CommitWork& work) = 0;
+  virtual absl::Status Invalidate(const InvalidateWork& work) = 0;
+  virtual absl::Status Read(const ReadWork& work) = 0;
+
+  // Calls `done` when all work enqueued before is done, with its first error. `done` must not block.
+  virtual void Notify(absl::AnyInvocable<void(absl::Status) &&> done) = 0;
+};
+
+class PoolStorage {
+ public:
+  virtual ~PoolStorage() = default;
+  virtual int64_t bytes() const = 0;
+};
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+  virtual std::string device() const = 0;
+  // Bytes that CreatePool and CreateSession would take.
+  virtual absl::StatusOr<int64_t> PoolBytes(const PoolSpec& spec) const = 0;
+  virtual absl::StatusOr<int64_t> SessionBytes(const PoolSpec& pool, const SessionSpec& spec) const = 0;
+  virtual absl::StatusOr<std::unique_ptr<PoolStorage>> CreatePool(const PoolSpec& spec) = 0;
+  // `pool` must outlive the session.
+  virtual absl::StatusOr<std::unique_ptr<SessionStorage>> CreateSession(const PoolSpec& pool_spec, PoolStorage& pool,
+                                                                        const SessionSpec& spec) = 0;
+};
+
+}  // namespace stoker::core

@@ -1,0 +1,408 @@
+#include "server/core/registry.h"
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+
+namespace stoker::core {
+namespace {
+
+constexpr absl::Duration kTickPeriod = absl::Milliseconds(200);
+constexpr int64_t kMaxSessionName = 63;
+constexpr int64_t kMaxTopK = 8192;
+constexpr int64_t kMaxHotRows = 32768;
+constexpr int64_t kMaxBatchRows = 4096;
+constexpr int64_t kMaxSequenceRows = int64_t{1} << 24;
+constexpr int64_t kMaxGroups = 1024;
+constexpr int64_t kMaxStagingBytes = int64_t{1} << 32;
+constexpr int64_t kStagingAlignment = 64;
+
+absl::Status OutOfRange(absl::string_view field, int64_t value, int64_t low, int64_t high) {
+  return absl::InvalidArgumentError(absl::StrCat(field, ": ", value, " given, limits ", low, " and ", high));
+}
+
+absl::Status CheckRange(absl::string_view field, int64_t value, int64_t low, int64_t high) {
+  return value < low || value > high ? OutOfRange(field, value, low, high) : absl::OkStatus();
+}
+
+// Compares in a time that does not depend on where the two differ.
+bool SecretsEqual(absl::string_view a, absl::string_view b) {
+  if (a.size() != b.size()) return false;
+  unsigned char difference = 0;
+  for (size_t i = 0; i < a.size(); ++i) difference |= static_cast<unsigned char>(a[i] ^ b[i]);
+  return difference == 0;
+}
+
+}  // namespace
+
+Registry::Registry(Engine* engine, RegistryLimits limits, uint64_t epoch, std::function<absl::Time()> now)
+    : engine_(engine),
+      limits_(limits),
+      epoch_(epoch),
+      now_(std::move(now)),
+      background_(std::make_unique<Background>(kTickPeriod, [this] { Tick(); })) {}
+
+Registry::~Registry() {
+  for (const std::shared_ptr<Session>& session : Sessions()) {
+    EndSession(session->id(), absl::UnavailableError("the daemon stops"), /*retain=*/false).IgnoreError();
+  }
+  const auto gone = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return session_count_ == 0; };
+  {
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(&gone));
+  }
+  background_.reset();
+}
+
+PoolDescription Registry::Describe(const PoolEntry& entry) const {
+  PoolDescription description;
+  description.spec = entry.pool.spec();
+  description.bytes = entry.bytes;
+  const PoolCounters& counters = entry.pool.counters();
+  description.blocks = {counters.free_blocks.load(), counters.referenced_blocks.load(), counters.cached_blocks.load()};
+  description.sequences = counters.sequences.load();
+  description.sessions = entry.sessions.load();
+  return description;
+}
+
+void Registry::CreatePool(PoolSpec spec, absl::AnyInvocable<void(absl::StatusOr<PoolDescription>) &&> done) {
+  background_->Post([this, spec = std::move(spec), done = std::move(done)]() mutable {
+    const absl::StatusOr<std::shared_ptr<PoolEntry>> entry = CreatePoolNow(std::move(spec));
+    if (entry.ok()) {
+      std::move(done)(Describe(**entry));
+    } else {
+      std::move(done)(entry.status());
+    }
+  });
+}
+
+absl::StatusOr<std::shared_ptr<PoolEntry>> Registry::CreatePoolNow(PoolSpec spec) {
+  if (draining()) return absl::UnavailableError("the daemon drains and accepts no new pool");
+  if (absl::Status status = spec.Normalize(); !status.ok()) return status;
+  absl::StatusOr<int64_t> bytes = engine_->PoolBytes(spec);
+  if (!bytes.ok()) return bytes.status();
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto it = pools_.find(spec.name);
+    if (it != pools_.end()) {
+      if (it->second->pool.spec() == spec) return it->second;
+      return absl::AlreadyExistsError(absl::StrCat("name: pool ", spec.name, " exists with another spec"));
+    }
+    if (*bytes > limits_.max_pool_bytes - pool_bytes_) {
+      return absl::ResourceExhaustedError(absl::StrCat("blocks: pool ", spec.name, " needs ", *bytes, " bytes, ",
+                                                       pool_bytes_, " are in use, limit max_pool_bytes ",
+                                                       limits_.max_pool_bytes));
+    }
+    pool_bytes_ += *bytes;
+  }
+  absl::StatusOr<std::unique_ptr<PoolStorage>> storage = engine_->CreatePool(spec);
+  absl::MutexLock lock(&mutex_);
+  if (!storage.ok()) {
+    pool_bytes_ -= *bytes;
+    return storage.status();
+  }
+  auto entry = std::make_shared<PoolEntry>(spec, limits_.sequence_retention);
+  entry->storage = *std::move(storage);
+  entry->bytes = *bytes;
+  pools_.emplace(spec.name, entry);
+  return entry;
+}
+
+absl::StatusOr<std::shared_ptr<PoolEntry>> Registry::FindPool(absl::string_view name) const {
+  absl::MutexLock lock(&mutex_);
+  const auto it = pools_.find(name);
+  if (it == pools_.end()) {
+    return absl::NotFoundError(absl::StrCat("pool: no pool is named \"", name, "\"; there are ", pools_.size()));
+  }
+  return it->second;
+}
+
+absl::StatusOr<PoolDescription> Registry::DescribePool(absl::string_view name) const {
+  const absl::StatusOr<std::shared_ptr<PoolEntry>> entry = FindPool(name);
+  if (!entry.ok()) return entry.status();
+  return Describe(**entry);
+}
+
+std::vector<std::shared_ptr<PoolEntry>> Registry::Pools() const {
+  absl::MutexLock lock(&mutex_);
+  std::vector<std::shared_ptr<PoolEntry>> pools;
+  for (const auto& [name, entry] : pools_) pools.push_back(entry);
+  return pools;
+}
+
+std::vector<PoolDescription> Registry::DescribePools() const {
+  std::vector<PoolDescription> descriptions;
+  for (const std::shared_ptr<PoolEntry>& entry : Pools()) descriptions.push_back(Describe(*entry));
+  return descriptions;
+}
+
+void Registry::DeletePool(std::string name, absl::AnyInvocable<void(absl::Status) &&> done) {
+  background_->Post([this, name = std::move(name), done = std::move(done)]() mutable {
+    std::shared_ptr<PoolEntry> entry;
+    absl::Status status;
+    {
+      absl::MutexLock lock(&mutex_);
+      const auto it = pools_.find(name);
+      if (it == pools_.end()) {
+        status = absl::NotFoundError(absl::StrCat("name: no pool is named \"", name, "\""));
+      } else {
+        const int64_t sessions = it->second->sessions.load();
+        const int64_t sequences = it->second->pool.counters().sequences.load();
+        if (sessions > 0 || sequences > 0) {
+          status = absl::FailedPreconditionError(
+              absl::StrCat("name: pool ", name, " has ", sessions, " sessions and ", sequences, " sequences, limit 0"));
+        } else {
+          entry = std::move(it->second);
+          pools_.erase(it);
+        }
+      }
+    }
+    if (entry != nullptr) {
+      entry->storage.reset();
+      absl::MutexLock lock(&mutex_);
+      pool_bytes_ -= entry->bytes;
+    }
+    std::move(done)(status);
+  });
+}
+
+absl::Status Registry::CheckSpec(const PoolSpec& pool, SessionSpec* spec) const {
+  if (static_cast<int64_t>(spec->name.size()) > kMaxSessionName) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("name: ", spec->name.size(), " bytes given, limit ", kMaxSessionName));
+  }
+  for (const char c : spec->name) {
+    if (!absl::ascii_isalnum(static_cast<unsigned char>(c)) && !absl::StrContains("_.:-", c)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("name: \"", absl::CHexEscape(spec->name), "\" given, allowed are [a-zA-Z0-9_.:-]"));
+    }
+  }
+  if (spec->max_batch_rows == 0) spec->max_batch_rows = std::min(spec->state_rows, kMaxBatchRows);
+  for (const absl::Status& status : {CheckRange("state_rows", spec->state_rows, 1, limits_.max_sequences_per_session),
+                                     CheckRange("hot_rows", spec->hot_rows, 1, kMaxHotRows),
+                                     CheckRange("max_top_k", spec->max_top_k, 1, std::min(kMaxTopK, spec->hot_rows)),
+                                     CheckRange("max_batch_rows", spec->max_batch_rows, 1, kMaxBatchRows),
+                                     CheckRange("max_sequence_rows", spec->max_sequence_rows, 1, kMaxSequenceRows),
+                                     CheckRange("groups", static_cast<int64_t>(spec->groups.size()), 1, kMaxGroups),
+                                     CheckRange("staging_bytes", spec->staging_bytes, 0, kMaxStagingBytes)}) {
+    if (!status.ok()) return status;
+  }
+  if (spec->staging_bytes % kStagingAlignment != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("staging_bytes: ", spec->staging_bytes, " given, not a multiple of ", kStagingAlignment));
+  }
+  if (spec->index_space == IndexSpace::kUnspecified) {
+    return absl::InvalidArgumentError("index_space: not given, allowed are POSITION and POOL_ROW");
+  }
+  std::vector<bool> seen(pool.layers, false);
+  for (size_t g = 0; g < spec->groups.size(); ++g) {
+    if (spec->groups[g].empty()) return absl::InvalidArgumentError(absl::StrCat("groups: group ", g, " has no layer"));
+    for (const int32_t layer : spec->groups[g]) {
+      if (layer < 0 || layer >= pool.layers) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("groups: layer ", layer, " given in group ", g, ", limit ", pool.layers - 1));
+      }
+      if (seen[layer]) return absl::InvalidArgumentError(absl::StrCat("groups: layer ", layer, " is in two groups"));
+      seen[layer] = true;
+    }
+  }
+  const int64_t most =
+      limits_.max_reserved_blocks_per_session > 0 ? limits_.max_reserved_blocks_per_session : pool.blocks;
+  if (spec->max_reserved_blocks == 0) spec->max_reserved_blocks = most;
+  return CheckRange("max_reserved_blocks", spec->max_reserved_blocks, 1, most);
+}
+
+std::string Registry::MakeToken(SessionId id) const {
+  uint64_t secret[2];
+  // The kernel's generator never fails for so few bytes once it is seeded, and waits until it is.
+  while (getrandom(secret, sizeof secret, 0) != sizeof secret) {
+  }
+  return absl::StrFormat("%016x-%x-%016x%016x", epoch_, id.value, secret[0], secret[1]);
+}
+
+void Registry::Attach(SessionSpec spec, SessionEvents events,
+                      absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<Session>>) &&> done) {
+  background_->Post(
+      [this, spec = std::move(spec), events = std::make_shared<SessionEvents>(std::move(events)),
+       done = std::move(done)]() mutable { std::move(done)(AttachNow(std::move(spec), std::move(events))); });
+}
+
+absl::StatusOr<std::shared_ptr<Session>> Registry::AttachNow(SessionSpec spec, std::shared_ptr<SessionEvents> events) {
+  if (draining()) return absl::UnavailableError("the daemon drains and accepts no new session");
+  const absl::StatusOr<std::shared_ptr<PoolEntry>> found = FindPool(spec.pool);
+  if (!found.ok()) return found.status();
+  const std::shared_ptr<PoolEntry>& pool = *found;
+  if (absl::Status status = CheckSpec(pool->pool.spec(), &spec); !status.ok()) return status;
+  const absl::StatusOr<int64_t> bytes = engine_->SessionBytes(pool->pool.spec(), spec);
+  if (!bytes.ok()) return bytes.status();
+
+  SessionId id;
+  SessionId superseded;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!spec.name.empty()) {
+      for (const auto& [other_id, other] : sessions_) {
+        if (other.session->spec().name == spec.name && other.session->spec().pool == spec.pool) superseded = other_id;
+      }
+    }
+    const int64_t sessions = session_count_ - (superseded ? 1 : 0);
+    if (sessions >= limits_.max_sessions) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("sessions: ", sessions, " are attached, limit max_sessions ", limits_.max_sessions));
+    }
+    const int64_t hot_bytes = hot_bytes_ - (superseded ? sessions_[superseded].session->bytes() : 0);
+    if (*bytes > limits_.max_hot_bytes - hot_bytes) {
+      return absl::ResourceExhaustedError(absl::StrCat("state_rows: hot buffers and state need ", *bytes, " bytes, ",
+                                                       hot_bytes, " are in use, limit max_hot_bytes ",
+                                                       limits_.max_hot_bytes));
+    }
+    id = SessionId{next_session_++};
+    hot_bytes_ += *bytes;
+    ++session_count_;
+  }
+  if (superseded) {
+    std::shared_ptr<SessionEvents> old_events;
+    {
+      absl::MutexLock lock(&mutex_);
+      const auto it = sessions_.find(superseded);
+      if (it != sessions_.end()) old_events = it->second.events;
+    }
+    if (old_events != nullptr) old_events->superseded(id);
+    EndSession(superseded,
+               absl::AbortedError(absl::StrCat("session ", superseded.value, " was superseded by session ", id.value,
+                                               " of the same name")),
+               /*retain=*/true)
+        .IgnoreError();
+  }
+  auto give_back = absl::MakeCleanup([&] {
+    absl::MutexLock lock(&mutex_);
+    hot_bytes_ -= *bytes;
+    --session_count_;
+  });
+  absl::StatusOr<std::unique_ptr<SessionStorage>> storage =
+      engine_->CreateSession(pool->pool.spec(), *pool->storage, spec);
+  if (!storage.ok()) return storage.status();
+  std::move(give_back).Cancel();
+  const OperationLimits operation_limits = {limits_.max_batch_items, limits_.max_queued_operations,
+                                            spec.max_reserved_blocks};
+  auto session =
+      std::make_shared<Session>(id, MakeToken(id), std::move(spec), operation_limits, *bytes, pool, *std::move(storage),
+                                now_(), [this](SessionId other) { return FindSession(other); });
+  pool->sessions.fetch_add(1);
+  absl::MutexLock lock(&mutex_);
+  sessions_[id] = {session, std::move(events)};
+  return session;
+}
+
+absl::StatusOr<std::shared_ptr<Session>> Registry::Authenticate(absl::string_view token) const {
+  if (token.empty()) return absl::UnauthenticatedError("stoker-token: not given in the metadata");
+  const std::vector<absl::string_view> parts = absl::StrSplit(token, '-');
+  uint64_t epoch = 0, id = 0;
+  if (parts.size() != 3 || !absl::SimpleHexAtoi(parts[0], &epoch) || !absl::SimpleHexAtoi(parts[1], &id)) {
+    return absl::PermissionDeniedError("stoker-token: is not a token of this daemon");
+  }
+  if (epoch != epoch_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("stoker-token: is of boot epoch ", epoch, ", this daemon's is ", epoch_, "; attach again"));
+  }
+  std::shared_ptr<Session> session = FindSession(SessionId{id});
+  if (session == nullptr) {
+    absl::MutexLock lock(&mutex_);
+    if (id == 0 || id >= next_session_)
+      return absl::PermissionDeniedError("stoker-token: is not a token of this daemon");
+    return absl::FailedPreconditionError(absl::StrCat("stoker-token: session ", id, " has ended; attach again"));
+  }
+  if (!SecretsEqual(session->token(), token)) {
+    return absl::PermissionDeniedError("stoker-token: is not a token of this daemon");
+  }
+  return session;
+}
+
+std::shared_ptr<Session> Registry::FindSession(SessionId id) const {
+  absl::MutexLock lock(&mutex_);
+  const auto it = sessions_.find(id);
+  return it == sessions_.end() ? nullptr : it->second.session;
+}
+
+std::vector<std::shared_ptr<Session>> Registry::Sessions() const {
+  std::vector<std::shared_ptr<Session>> sessions;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const auto& [id, entry] : sessions_) sessions.push_back(entry.session);
+  }
+  std::sort(sessions.begin(), sessions.end(), [](const auto& a, const auto& b) { return a->id() < b->id(); });
+  return sessions;
+}
+
+absl::Status Registry::EndSession(SessionId id, absl::Status reason, bool retain) {
+  Entry entry;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto it = sessions_.find(id);
+    if (it == sessions_.end()) return absl::NotFoundError(absl::StrCat("session_id: no session ", id.value));
+    entry = std::move(it->second);
+    sessions_.erase(it);
+  }
+  const absl::Status refused = absl::FailedPreconditionError(
+      absl::StrCat("session: ", id.value, " has ended", reason.ok() ? "" : ": ", reason.message()));
+  entry.session->End(refused, [this, session = entry.session, events = entry.events, reason, retain]() mutable {
+    background_->Post([this, session = std::move(session), events = std::move(events), reason, retain] {
+      session->Destroy(retain, now_());
+      session->pool()->sessions.fetch_sub(1);
+      events->ended(reason);
+      absl::MutexLock lock(&mutex_);
+      hot_bytes_ -= session->bytes();
+      --session_count_;
+    });
+  });
+  return absl::OkStatus();
+}
+
+void Registry::Drain() {
+  if (draining_.exchange(true)) return;
+  std::vector<std::shared_ptr<SessionEvents>> events;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const auto& [id, entry] : sessions_) events.push_back(entry.events);
+  }
+  for (const std::shared_ptr<SessionEvents>& e : events) e->draining(limits_.drain_grace);
+}
+
+void Registry::Undrain() { draining_.store(false); }
+
+RegistryUsage Registry::Usage() const {
+  absl::MutexLock lock(&mutex_);
+  return {static_cast<int64_t>(sessions_.size()), hot_bytes_, pool_bytes_};
+}
+
+void Registry::Tick() {
+  const absl::Time now = now_();
+  for (const std::shared_ptr<PoolEntry>& entry : Pools()) {
+    entry->pool.Sweep(now);
+    const PoolDescription description = Describe(*entry);
+    const int64_t left = description.blocks.free + description.blocks.cached;
+    const bool pressed = left * 100 < limits_.pool_pressure_percent * description.spec.blocks;
+    std::vector<std::shared_ptr<SessionEvents>> to_tell;
+    {
+      absl::MutexLock lock(&mutex_);
+      for (auto& [id, session] : sessions_) {
+        if (session.session->pool() != entry) continue;
+        if (pressed && !session.pressed) to_tell.push_back(session.events);
+        session.pressed = pressed;
+      }
+    }
+    for (const std::shared_ptr<SessionEvents>& events : to_tell) events->pool_pressure(description.blocks);
+  }
+}
+
+}  // namespace stoker::core

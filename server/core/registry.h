@@ -1,0 +1,137 @@
+// All pools and sessions of a daemon, by name and id, and the limits that they share.
+//
+// Thread safety: a Registry may be used by any thread. What allocates or waits runs on its background thread and calls
+// back from there.
+//
+// Invariants:
+//  1. The memory of all pools is at most max_pool_bytes, of all arenas at most max_hot_bytes; both are counted before
+//  they
+//     are allocated and until they are freed.
+//  2. A pool lives as long as a session is attached to it.
+//  3. A session that has ended is unreachable by id and token at once; its memory is freed when its last work is done.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "server/core/background.h"
+#include "server/core/engine.h"
+#include "server/core/session.h"
+
+namespace stoker::core {
+
+struct RegistryLimits {
+  int64_t max_pool_bytes = 0;
+  int64_t max_hot_bytes = 0;
+  int64_t max_sessions = 0;
+  int64_t max_sequences_per_session = 0;
+  int64_t max_reserved_blocks_per_session = 0;  // 0: the pool's blocks
+  int64_t max_batch_items = 0;
+  int64_t max_queued_operations = 0;
+  absl::Duration sequence_retention;
+  absl::Duration drain_grace;
+  int64_t pool_pressure_percent = 0;
+};
+
+struct PoolDescription {
+  PoolSpec spec;
+  int64_t bytes = 0;
+  BlockCounts blocks;
+  int64_t sequences = 0;
+  int64_t sessions = 0;
+};
+
+struct RegistryUsage {
+  int64_t sessions = 0;
+  int64_t hot_bytes = 0;
+  int64_t pool_bytes = 0;
+};
+
+class Registry {
+ public:
+  // Events of a session, called without locks, each from one thread at a time and none after `ended`.
+  struct SessionEvents {
+    std::function<void(absl::Duration grace)> draining;
+    std::function<void(const BlockCounts& blocks)> pool_pressure;
+    std::function<void(SessionId by)> superseded;
+    // The session is over, its memory freed. OK after Detach.
+    std::function<void(absl::Status reason)> ended;
+  };
+
+  // `engine` must outlive the registry. `epoch` tells this boot of the daemon from others.
+  Registry(Engine* engine, RegistryLimits limits, uint64_t epoch, std::function<absl::Time()> now);
+  // Ends all sessions and frees all pools.
+  ~Registry();
+
+  uint64_t epoch() const { return epoch_; }
+  const RegistryLimits& limits() const { return limits_; }
+  std::string device() const { return engine_->device(); }
+
+  // The statuses of proto/stoker/v1/pools.proto.
+  void CreatePool(PoolSpec spec, absl::AnyInvocable<void(absl::StatusOr<PoolDescription>) &&> done);
+  absl::StatusOr<PoolDescription> DescribePool(absl::string_view name) const;
+  std::vector<PoolDescription> DescribePools() const;
+  void DeletePool(std::string name, absl::AnyInvocable<void(absl::Status) &&> done);
+  // For metrics and listings.
+  std::vector<std::shared_ptr<PoolEntry>> Pools() const;
+  absl::StatusOr<std::shared_ptr<PoolEntry>> FindPool(absl::string_view name) const;
+
+  // The statuses of Attach in sessions.proto.
+  void Attach(SessionSpec spec, SessionEvents events,
+              absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<Session>>) &&> done);
+  // UNAUTHENTICATED: no token. FAILED_PRECONDITION: of an earlier boot, or of a session that has ended.
+  // PERMISSION_DENIED: wrong.
+  absl::StatusOr<std::shared_ptr<Session>> Authenticate(absl::string_view token) const;
+  std::shared_ptr<Session> FindSession(SessionId id) const;
+  std::vector<std::shared_ptr<Session>> Sessions() const;
+  // Ends a session. With `retain`, its sequences are kept for the retention time. NOT_FOUND.
+  absl::Status EndSession(SessionId id, absl::Status reason, bool retain);
+
+  // Refuses new sessions and pools, and tells the attached sessions.
+  void Drain();
+  void Undrain();
+  bool draining() const { return draining_.load(std::memory_order_acquire); }
+  RegistryUsage Usage() const;
+
+ private:
+  struct Entry {
+    std::shared_ptr<Session> session;
+    std::shared_ptr<SessionEvents> events;
+    bool pressed = false;  // has been told of pool pressure and not of its end
+  };
+
+  absl::StatusOr<std::shared_ptr<PoolEntry>> CreatePoolNow(PoolSpec spec);
+  absl::StatusOr<std::shared_ptr<Session>> AttachNow(SessionSpec spec, std::shared_ptr<SessionEvents> events);
+  absl::Status CheckSpec(const PoolSpec& pool, SessionSpec* spec) const;
+  PoolDescription Describe(const PoolEntry& entry) const;
+  std::string MakeToken(SessionId id) const;
+  void Tick();
+
+  Engine* const engine_;
+  const RegistryLimits limits_;
+  const uint64_t epoch_;
+  const std::function<absl::Time()> now_;
+  std::atomic<bool> draining_{false};
+
+  mutable absl::Mutex mutex_;
+  std::map<std::string, std::shared_ptr<PoolEntry>, std::less<>> pools_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<SessionId, Entry> sessions_ ABSL_GUARDED_BY(mutex_);
+  uint64_t next_session_ ABSL_GUARDED_BY(mutex_) = 1;
+  int64_t session_count_ ABSL_GUARDED_BY(mutex_) = 0;  // also those whose memory is not freed yet
+  int64_t hot_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t pool_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::unique_ptr<Background> background_;  // last: its tasks use the rest
+};
+
+}  // namespace stoker::core

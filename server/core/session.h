@@ -1,0 +1,307 @@
+// A session: one engine rank's lease on hot buffers, and all work that it asks for.
+//
+// Every operation checks its request, begins it in the pool's bookkeeping and enqueues its work under one mutex, so
+// that the order of the bookkeeping is the order of the work. The completion runs on a thread of the backend: it ends
+// what the operation began, then calls the operation's `done`. Nothing waits.
+//
+// Thread safety: a Session may be used by any thread.
+//
+// Invariants:
+//  1. A sequence is open in the pool for this session as long as work of the session may use it: it is closed there
+//     only from the completion of a fence behind all such work.
+//  2. A state row has at most one sequence, and is empty when it gets one.
+//  3. When `End` was called no operation begins; `drained` is called once, when the last one that had begun is done.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "server/core/engine.h"
+#include "server/core/pool.h"
+
+namespace stoker::core {
+
+// Sums over everything that was done in a pool. Never falls; read without locks.
+struct WorkTotals {
+  std::atomic<uint64_t> lookups[kOutcomeCount]{};
+  std::atomic<uint64_t> evictions{0};
+  std::atomic<uint64_t> lru_repairs{0};
+  std::atomic<uint64_t> gathered_bytes{0};
+  std::atomic<uint64_t> committed_bytes{0};
+  std::atomic<uint64_t> stored_bytes{0};
+  std::atomic<uint64_t> loaded_bytes{0};
+  std::atomic<uint64_t> steps{0};
+};
+
+// A pool with its memory and its totals.
+struct PoolEntry {
+  PoolEntry(PoolSpec spec, absl::Duration retention) : pool(std::move(spec), retention) {}
+
+  Pool pool;
+  std::unique_ptr<PoolStorage> storage;
+  int64_t bytes = 0;
+  WorkTotals totals;
+  std::atomic<int64_t> sessions{0};
+};
+
+// What one session may ask for in one call, and at one time.
+struct OperationLimits {
+  int64_t max_batch_items = 0;
+  int64_t max_queued_operations = 0;
+  int64_t max_reserved_blocks = 0;
+};
+
+// The result of Admit or Fork for one item.
+struct AdmittedSequence {
+  absl::Status status;
+  SequenceId id;
+  int32_t state_row = -1;
+  int64_t matched_rows = 0;
+  int64_t stored_rows = 0;
+  bool writer = false;
+};
+
+struct AdmitItem {
+  std::string key;
+  int64_t prompt_rows = 0;
+  int64_t max_rows = 0;
+  absl::string_view block_hashes;  // PrefixHash::kBytes each
+  bool wait_for_prefix = false;
+};
+
+struct ForkItem {
+  SequenceId source;
+  int64_t rows = 0;
+  int64_t max_rows = 0;
+  std::string key;
+};
+
+struct ExtendItem {
+  SequenceId id;
+  int64_t max_rows = 0;
+};
+
+struct RowRange {
+  SequenceId id;
+  int64_t first = 0;
+  int64_t count = 0;
+};
+
+struct StoreItem {
+  RowRange range;
+  bool shared = false;
+  absl::string_view rows;       // inline
+  uint64_t staging_offset = 0;  // shared
+};
+
+struct LoadItem {
+  RowRange range;
+  bool to_hot_buffer = false;
+  uint64_t staging_offset = 0;
+};
+
+struct CommitItem {
+  SequenceId id;
+  int64_t first = 0;
+  int64_t count = 0;
+};
+
+struct InvalidateItem {
+  SequenceId id;
+  absl::Span<const uint32_t> positions;
+};
+
+struct StepRowRequest {
+  SequenceId id;  // none: padding
+  int64_t length = 0;
+  bool commit = false;
+  absl::string_view newest_row;
+  absl::Span<const int32_t> resident_pages;
+};
+
+struct StepGroupRequest {
+  int64_t group = 0;
+  absl::Span<const int32_t> indices;  // inline
+  // Out. hot_rows may be null with shared steps, the plan when it is not wanted.
+  int32_t* hot_rows = nullptr;
+  int32_t* counts = nullptr;
+  int32_t* miss_pool_rows = nullptr;
+  int32_t* miss_hot_rows = nullptr;
+  int32_t* miss_counts = nullptr;
+};
+
+struct StepRequest {
+  std::vector<StepRowRequest> rows;
+  std::vector<StepGroupRequest> groups;
+  int64_t top_k = 0;
+  bool shared = false;
+  bool gather = true;
+};
+
+struct StepResult {
+  std::vector<absl::Status> statuses;  // one for each row
+  uint64_t gathered_bytes = 0;
+  uint64_t device_ns = 0;
+};
+
+struct ReadRequest {
+  SequenceId id;
+  absl::Span<const uint32_t> values;
+  bool hot_rows = false;  // values are hot rows, not positions
+  std::vector<int64_t> layers;
+};
+
+// One status for each item, and the bytes that all of them moved.
+struct BatchResult {
+  std::vector<absl::Status> statuses;
+  uint64_t bytes = 0;
+};
+
+struct SessionInfo {
+  SessionId id;
+  std::string name;
+  std::string pool;
+  absl::Time attached;
+  int64_t state_rows = 0;
+  int64_t open_sequences = 0;
+  int64_t reserved_blocks = 0;
+  int64_t max_reserved_blocks = 0;
+  int64_t bytes = 0;
+  uint64_t steps = 0;
+  uint64_t lookups[kOutcomeCount] = {};
+  int64_t queued_operations = 0;
+};
+
+class Session : public std::enable_shared_from_this<Session> {
+ public:
+  using FindSession = std::function<std::shared_ptr<Session>(SessionId)>;
+  template <typename T>
+  using Done = absl::AnyInvocable<void(absl::StatusOr<T>) &&>;
+
+  // Lets a caller give up an admission that waits for a prefix.
+  class AdmitCall {
+   public:
+    virtual ~AdmitCall() = default;
+    // Items that are not admitted yet end with DEADLINE_EXCEEDED; those that are, are released: nobody will name them.
+    virtual void Cancel() = 0;
+  };
+
+  Session(SessionId id, std::string token, SessionSpec spec, OperationLimits limits, int64_t bytes,
+          std::shared_ptr<PoolEntry> pool, std::unique_ptr<SessionStorage> storage, absl::Time attached,
+          FindSession find_session);
+  ~Session();
+
+  SessionId id() const { return id_; }
+  const std::string& token() const { return token_; }
+  const SessionSpec& spec() const { return spec_; }
+  const OperationLimits& limits() const { return limits_; }
+  const std::shared_ptr<PoolEntry>& pool() const { return pool_; }
+  const ArenaLayout& arena() const { return arena_; }
+  int64_t bytes() const { return bytes_; }
+  SessionInfo Info() const;
+  // Does not take the session's mutex.
+  int64_t queued_operations() const { return queued_.load(std::memory_order_relaxed); }
+  int64_t open_sequences() const { return open_count_.load(std::memory_order_relaxed); }
+
+  // Descriptor of the arena, duplicated; the caller closes it. FAILED_PRECONDITION when the session has ended.
+  absl::StatusOr<int> DuplicateArenaDescriptor() const;
+
+  // The operations. Where a call-level status is given, nothing was done. Otherwise `done` gets one status an item.
+  // Memory of the request must live until `done`.
+  std::shared_ptr<AdmitCall> Admit(std::vector<AdmitItem> items, Done<std::vector<AdmittedSequence>> done);
+  void Fork(std::vector<ForkItem> items, Done<std::vector<AdmittedSequence>> done);
+  void Extend(std::vector<ExtendItem> items, Done<BatchResult> done);
+  void Release(std::vector<SequenceId> ids, Done<BatchResult> done);
+  void Store(std::vector<StoreItem> items, Done<BatchResult> done);
+  void Load(std::vector<LoadItem> items, Done<BatchResult> done);
+  void Commit(std::vector<CommitItem> items, Done<BatchResult> done);
+  void Invalidate(std::vector<InvalidateItem> items, Done<BatchResult> done);
+  // `request` must live until `done`, and may be used again then.
+  void Step(const StepRequest* request, Done<StepResult> done);
+  // The part of Step's checks that a caller needs before it makes room for the results.
+  absl::Status CheckStepShape(int64_t rows, int64_t top_k, int64_t groups) const;
+  void Gather(int64_t group, std::vector<int64_t> layers, Done<uint64_t> done);
+  // `target` must hold layers x values x row bytes; ReadBytes checks the request and tells how many that are.
+  absl::StatusOr<uint64_t> ReadBytes(const ReadRequest& request) const;
+  void Read(ReadRequest request, char* target, Done<uint64_t> done);
+
+  // Refuses new operations with `reason` and calls `drained` (never inside this call) when those that have begun are
+  // done.
+  void End(absl::Status reason, absl::AnyInvocable<void() &&> drained);
+  // After `drained`: closes the session's sequences in the pool and frees its memory.
+  void Destroy(bool retain, absl::Time now);
+
+ private:
+  friend class AdmitOperation;
+  struct WriteFollowUp;
+  struct Opened {
+    int32_t state_row = -1;
+    int64_t max_rows = 0;
+  };
+
+  // Begins an operation; every success is followed by one EndOperation.
+  absl::Status BeginOperation() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndOperation();
+  absl::StatusOr<Opened> Find(SequenceId id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckItems(absl::string_view field, size_t count) const;
+  absl::Status CheckStep(const StepRequest& request) const;
+  absl::Status CheckRange(const RowRange& range) const;
+  absl::Status CheckStaging(const RowRange& range, uint64_t offset) const;
+  int64_t BytesPerRow() const;  // of all layers
+  SequenceLimits sequence_limits() const { return {spec_.max_sequence_rows, limits_.max_reserved_blocks}; }
+
+  // Takes a state row for an admission and enqueues what makes it usable.
+  AdmittedSequence OpenAdmitted(const Admission& admission) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckStateRowFree() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Enqueues the copies, table updates and invalidations of a write in this session.
+  absl::Status EnqueuePlan(int32_t state_row, const WritePlan& plan) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What other sessions need to hear of a write, once it is done.
+  static void AddFollowUp(SequenceId id, SessionId writer, WritePlan& plan, std::vector<WriteFollowUp>* follow_ups);
+  // Tells them, gives back replaced blocks, then calls `done`.
+  void FollowUp(std::vector<WriteFollowUp> follow_ups, absl::AnyInvocable<void() &&> done);
+  // A write of another session reaches this one. `done` is called when no work here uses the old blocks any more.
+  void ApplyForeignWrite(SequenceId id, const WriteFollowUp& write, absl::AnyInvocable<void() &&> done);
+  void CloseSequences(std::vector<std::pair<SequenceId, int32_t>> closing, bool retain, absl::Time now);
+  void CountLookups(const StepWork& work);
+  // Takes in the device's totals; returns the bytes gathered since the last time.
+  uint64_t CountDevice(const DeviceTotals& totals);
+
+  const SessionId id_;
+  const std::string token_;
+  const SessionSpec spec_;
+  const OperationLimits limits_;
+  const int64_t bytes_;
+  const std::shared_ptr<PoolEntry> pool_;
+  const absl::Time attached_;
+  const FindSession find_session_;
+  ArenaLayout arena_;
+
+  mutable absl::Mutex mutex_;
+  std::unique_ptr<SessionStorage> storage_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<SequenceId, Opened> open_ ABSL_GUARDED_BY(mutex_);
+  std::vector<int32_t> free_state_rows_ ABSL_GUARDED_BY(mutex_);
+  absl::Status ended_ ABSL_GUARDED_BY(mutex_);
+  absl::AnyInvocable<void() &&> drained_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::weak_ptr<AdmitCall>> admissions_ ABSL_GUARDED_BY(mutex_);  // those that may be waiting
+  absl::Mutex device_mutex_;
+  DeviceTotals device_totals_ ABSL_GUARDED_BY(device_mutex_);
+  std::atomic<int64_t> queued_{0};
+  std::atomic<int64_t> open_count_{0};
+  std::atomic<uint64_t> steps_{0};
+  std::atomic<uint64_t> lookups_[kOutcomeCount]{};
+};
+
+}  // namespace stoker::core

@@ -1,0 +1,281 @@
+// Opening, growing, forking and closing sequences in a session.
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "server/core/session.h"
+#include "server/core/session_follow_up.h"
+
+namespace stoker::core {
+namespace {
+
+absl::StatusOr<std::vector<PrefixHash>> ParseHashes(absl::string_view bytes) {
+  if (bytes.size() % PrefixHash::kBytes != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("block_hashes: ", bytes.size(), " bytes given, not a multiple of ", PrefixHash::kBytes));
+  }
+  std::vector<PrefixHash> hashes(bytes.size() / PrefixHash::kBytes);
+  for (size_t i = 0; i < hashes.size(); ++i) hashes[i] = PrefixHash::FromBytes(bytes.data() + i * PrefixHash::kBytes);
+  return hashes;
+}
+
+constexpr size_t kMaxKeyBytes = 255;
+
+absl::Status CheckKey(absl::string_view key) {
+  if (key.size() <= kMaxKeyBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("sequence_key: ", key.size(), " bytes given, limit ", kMaxKeyBytes));
+}
+
+}  // namespace
+
+absl::Status Session::CheckStateRowFree() const {
+  if (!free_state_rows_.empty()) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("state_rows: all ", spec_.state_rows, " of session ", id_.value, " are in use, 1 needed"));
+}
+
+AdmittedSequence Session::OpenAdmitted(const Admission& admission) {
+  AdmittedSequence admitted;
+  admitted.id = admission.id;
+  admitted.matched_rows = admission.matched_rows;
+  admitted.stored_rows = admission.stored_rows;
+  admitted.writer = admission.writer;
+  admitted.state_row = free_state_rows_.back();
+  free_state_rows_.pop_back();
+  open_[admission.id] = {admitted.state_row, admission.max_rows};
+  open_count_.store(static_cast<int64_t>(open_.size()), std::memory_order_relaxed);
+  admitted.status = storage_->Open(admitted.state_row, admission.table);
+  if (admitted.status.ok() && !admission.copies.empty()) admitted.status = storage_->CopyBlocks(admission.copies);
+  return admitted;
+}
+
+// Admits items one after the other; an item that waits for a prefix holds up those behind it.
+class AdmitOperation : public Session::AdmitCall, public std::enable_shared_from_this<AdmitOperation> {
+ public:
+  AdmitOperation(std::shared_ptr<Session> session, std::vector<AdmitItem> items,
+                 Session::Done<std::vector<AdmittedSequence>> done)
+      : session_(std::move(session)), items_(std::move(items)), done_(std::move(done)) {}
+
+  void Run() {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (finished_) return;
+      AdmitItems();
+      if (results_.size() < items_.size()) return;  // waits
+      finished_ = true;
+    }
+    Finish();
+  }
+
+  void Cancel() override {
+    {
+      absl::MutexLock lock(&mutex_);
+      cancelled_ = true;
+      if (finished_) return;
+      while (results_.size() < items_.size()) {
+        AdmittedSequence dropped;
+        dropped.status =
+            absl::DeadlineExceededError("wait_for_prefix: the call ended while the prefix was being stored");
+        results_.push_back(std::move(dropped));
+      }
+      finished_ = true;
+    }
+    Finish();
+  }
+
+ private:
+  void AdmitItems() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    while (results_.size() < items_.size()) {
+      AdmittedSequence result;
+      if (!AdmitOne(items_[results_.size()], &result)) return;
+      results_.push_back(std::move(result));
+    }
+  }
+
+  // False: the item waits; Run is called again.
+  bool AdmitOne(const AdmitItem& item, AdmittedSequence* result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (result->status = CheckKey(item.key); !result->status.ok()) return true;
+    absl::StatusOr<std::vector<PrefixHash>> hashes = ParseHashes(item.block_hashes);
+    if (result->status = hashes.status(); !result->status.ok()) return true;
+    AdmitParams params;
+    params.key = item.key;
+    params.prompt_rows = item.prompt_rows;
+    params.max_rows = item.max_rows;
+    params.hashes = *std::move(hashes);
+    if (item.wait_for_prefix) params.on_prefix_ready = [self = shared_from_this()] { self->Run(); };
+    absl::MutexLock lock(&session_->mutex_);
+    if (result->status = session_->ended_; !result->status.ok()) return true;
+    if (result->status = session_->CheckStateRowFree(); !result->status.ok()) return true;
+    absl::StatusOr<Admission> admission =
+        session_->pool_->pool.Admit(session_->id_, session_->sequence_limits(), std::move(params));
+    if (result->status = admission.status(); !result->status.ok()) return true;
+    if (admission->waiting) return false;
+    *result = session_->OpenAdmitted(*admission);
+    return true;
+  }
+
+  void Finish() {
+    absl::MutexLock lock(&session_->mutex_);
+    session_->storage_->Notify([self = shared_from_this()](absl::Status status) { self->Complete(std::move(status)); });
+  }
+
+  void Complete(absl::Status work) {
+    std::vector<SequenceId> orphans;
+    bool cancelled;
+    {
+      absl::MutexLock lock(&mutex_);
+      cancelled = cancelled_;
+      for (AdmittedSequence& result : results_) {
+        if (!result.id) continue;
+        session_->pool_->pool.FinishCopies(result.id);
+        if (result.status.ok()) result.status = work;
+        // A client that has gone, or that is told of an error, will not name the sequence.
+        if (cancelled || !result.status.ok()) orphans.push_back(result.id);
+        if (!result.status.ok()) result.id = SequenceId();
+      }
+    }
+    if (!orphans.empty()) {
+      session_->Release(std::move(orphans), [](absl::StatusOr<BatchResult>) {});
+    }
+    std::move(done_)(std::move(results_));
+    session_->EndOperation();
+  }
+
+  const std::shared_ptr<Session> session_;
+  const std::vector<AdmitItem> items_;
+  Session::Done<std::vector<AdmittedSequence>> done_;
+  absl::Mutex mutex_;  // taken before the session's
+  std::vector<AdmittedSequence> results_;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+std::shared_ptr<Session::AdmitCall> Session::Admit(std::vector<AdmitItem> items,
+                                                   Done<std::vector<AdmittedSequence>> done) {
+  absl::Status status = CheckItems("items", items.size());
+  if (status.ok()) {
+    absl::MutexLock lock(&mutex_);
+    status = BeginOperation();
+  }
+  if (!status.ok()) {
+    std::move(done)(status);
+    return nullptr;
+  }
+  const bool may_wait = std::any_of(items.begin(), items.end(), [](const AdmitItem& i) { return i.wait_for_prefix; });
+  auto operation = std::make_shared<AdmitOperation>(shared_from_this(), std::move(items), std::move(done));
+  if (may_wait) {
+    absl::MutexLock lock(&mutex_);
+    std::erase_if(admissions_, [](const std::weak_ptr<AdmitCall>& call) { return call.expired(); });
+    admissions_.push_back(operation);
+  }
+  operation->Run();
+  return operation;
+}
+
+void Session::Fork(std::vector<ForkItem> items, Done<std::vector<AdmittedSequence>> done) {
+  absl::Status status = CheckItems("items", items.size());
+  auto results = std::make_shared<std::vector<AdmittedSequence>>(items.size());
+  {
+    absl::MutexLock lock(&mutex_);
+    if (status.ok()) status = BeginOperation();
+    if (status.ok()) {
+      for (size_t i = 0; i < items.size(); ++i) {
+        AdmittedSequence& result = (*results)[i];
+        if (result.status = CheckKey(items[i].key); !result.status.ok()) continue;
+        if (result.status = Find(items[i].source).status(); !result.status.ok()) continue;
+        if (result.status = CheckStateRowFree(); !result.status.ok()) continue;
+        absl::StatusOr<Admission> admission =
+            pool_->pool.Fork(id_, sequence_limits(), items[i].source, items[i].rows, items[i].max_rows, items[i].key);
+        if (result.status = admission.status(); !result.status.ok()) continue;
+        result = OpenAdmitted(*admission);
+      }
+      storage_->Notify([self = shared_from_this(), results, done = std::move(done)](absl::Status work) mutable {
+        for (AdmittedSequence& result : *results) {
+          if (!result.id) continue;
+          self->pool_->pool.FinishCopies(result.id);
+          if (result.status.ok()) result.status = work;
+        }
+        std::move(done)(std::move(*results));
+        self->EndOperation();
+      });
+      return;
+    }
+  }
+  std::move(done)(status);
+}
+
+void Session::Extend(std::vector<ExtendItem> items, Done<BatchResult> done) {
+  absl::Status status = CheckItems("items", items.size());
+  auto result = std::make_shared<BatchResult>();
+  {
+    absl::MutexLock lock(&mutex_);
+    if (status.ok()) status = BeginOperation();
+    if (status.ok()) {
+      std::vector<WriteFollowUp> follow_ups;
+      for (const ExtendItem& item : items) {
+        const absl::StatusOr<Opened> opened = Find(item.id);
+        absl::Status item_status = opened.status();
+        if (item_status.ok()) {
+          absl::StatusOr<WritePlan> plan = pool_->pool.Extend(id_, sequence_limits(), item.id, item.max_rows);
+          item_status = plan.status();
+          if (item_status.ok()) {
+            open_[item.id].max_rows = item.max_rows;
+            item_status = EnqueuePlan(opened->state_row, *plan);
+            AddFollowUp(item.id, id_, *plan, &follow_ups);
+          }
+        }
+        result->statuses.push_back(std::move(item_status));
+      }
+      storage_->Notify([self = shared_from_this(), result, follow_ups = std::move(follow_ups),
+                        done = std::move(done)](absl::Status) mutable {
+        self->FollowUp(std::move(follow_ups), [self, result, done = std::move(done)]() mutable {
+          std::move(done)(std::move(*result));
+          self->EndOperation();
+        });
+      });
+      return;
+    }
+  }
+  std::move(done)(status);
+}
+
+void Session::Release(std::vector<SequenceId> ids, Done<BatchResult> done) {
+  absl::Status status = CheckItems("sequence_ids", ids.size());
+  auto result = std::make_shared<BatchResult>();
+  {
+    absl::MutexLock lock(&mutex_);
+    if (status.ok()) status = BeginOperation();
+    if (status.ok()) {
+      std::vector<std::pair<SequenceId, int32_t>> closing;
+      for (SequenceId id : ids) {
+        const absl::StatusOr<Opened> opened = Find(id);
+        absl::Status item_status = opened.status();
+        if (item_status.ok()) {
+          open_.erase(id);
+          closing.emplace_back(id, opened->state_row);
+          item_status = storage_->Close(opened->state_row);
+        }
+        result->statuses.push_back(std::move(item_status));
+      }
+      open_count_.store(static_cast<int64_t>(open_.size()), std::memory_order_relaxed);
+      storage_->Notify([self = shared_from_this(), closing = std::move(closing), result,
+                        done = std::move(done)](absl::Status) mutable {
+        self->CloseSequences(std::move(closing), /*retain=*/false, absl::InfinitePast());
+        std::move(done)(std::move(*result));
+        self->EndOperation();
+      });
+      return;
+    }
+  }
+  std::move(done)(status);
+}
+
+void Session::CloseSequences(std::vector<std::pair<SequenceId, int32_t>> closing, bool retain, absl::Time now) {
+  for (const auto& [id, state_row] : closing) pool_->pool.Close(id_, id, retain, now).IgnoreError();
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [id, state_row] : closing) free_state_rows_.push_back(state_row);
+}
+
+}  // namespace stoker::core

@@ -1,0 +1,309 @@
+#include "server/daemon.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
+#include <sys/random.h>
+
+#ifdef STOKER_CHANNELZ
+#include <grpcpp/ext/channelz_service_plugin.h>
+#endif
+
+#include <fstream>
+#include <iterator>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "server/engine/engine.h"
+#include "server/log.h"
+#include "server/rpc/pool_messages.h"
+#include "server/rpc/services.h"
+
+namespace stoker::server {
+namespace {
+
+// A peer that a broken network hides is noticed after both together; a process that dies closes its socket at once.
+constexpr int kKeepaliveTimeMs = 10000;
+constexpr int kKeepaliveTimeoutMs = 5000;
+// How long calls may take to notice that the server shuts down.
+constexpr absl::Duration kShutdownTime = absl::Seconds(2);
+constexpr absl::Duration kQuietTime = absl::Milliseconds(300);
+constexpr absl::Duration kQuietPoll = absl::Milliseconds(20);
+// Messages in flight, over all calls, in multiples of the largest one.
+constexpr int64_t kMessagesInFlight = 16;
+
+uint64_t NewEpoch() {
+  uint64_t epoch = 0;
+  while (epoch == 0) {
+    if (getrandom(&epoch, sizeof epoch, 0) != sizeof epoch) epoch = 0;
+  }
+  return epoch;
+}
+
+absl::StatusOr<std::string> ReadPem(const std::string& key, const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  if (!file.good() && !file.eof()) return absl::NotFoundError(absl::StrCat(key, ": cannot read ", path));
+  if (text.empty()) return absl::InvalidArgumentError(absl::StrCat(key, ": ", path, " is missing or empty"));
+  return text;
+}
+
+core::RegistryLimits LimitsOf(const DaemonConfig& config) {
+  core::RegistryLimits limits;
+  limits.max_pool_bytes = config.max_pool_bytes();
+  limits.max_hot_bytes = config.max_hot_bytes();
+  limits.max_sessions = config.max_sessions();
+  limits.max_sequences_per_session = config.max_sequences_per_session();
+  limits.max_reserved_blocks_per_session = config.max_reserved_blocks_per_session();
+  limits.max_batch_items = config.max_batch_items();
+  limits.max_queued_operations = config.max_queued_operations();
+  limits.sequence_retention = absl::Milliseconds(config.sequence_retention_ms());
+  limits.drain_grace = absl::Milliseconds(config.drain_grace_ms());
+  limits.pool_pressure_percent = config.pool_pressure_percent();
+  return limits;
+}
+
+PoolMetrics MetricsOf(const core::PoolEntry& entry) {
+  const core::PoolCounters& counters = entry.pool.counters();
+  const core::WorkTotals& totals = entry.totals;
+  PoolMetrics metrics;
+  metrics.pool = entry.pool.spec().name;
+  metrics.capacity_bytes = static_cast<uint64_t>(entry.bytes);
+  metrics.free_blocks = static_cast<uint64_t>(counters.free_blocks.load());
+  metrics.referenced_blocks = static_cast<uint64_t>(counters.referenced_blocks.load());
+  metrics.cached_blocks = static_cast<uint64_t>(counters.cached_blocks.load());
+  metrics.used_bytes = static_cast<uint64_t>(entry.bytes / entry.pool.spec().blocks) *
+                       (metrics.referenced_blocks + metrics.cached_blocks);
+  metrics.sequences = static_cast<uint64_t>(counters.sequences.load());
+  metrics.lookups_hot = totals.lookups[0].load();
+  metrics.lookups_newest = totals.lookups[1].load();
+  metrics.lookups_resident = totals.lookups[2].load();
+  metrics.lookups_miss = totals.lookups[3].load();
+  metrics.lookups_duplicate = totals.lookups[4].load();
+  metrics.lookups_invalid = totals.lookups[5].load();
+  metrics.lru_repairs = totals.lru_repairs.load();
+  metrics.gathered_bytes = totals.gathered_bytes.load();
+  metrics.committed_bytes = totals.committed_bytes.load();
+  metrics.stored_bytes = totals.stored_bytes.load();
+  metrics.loaded_bytes = totals.loaded_bytes.load();
+  metrics.prefix_hit_tokens = counters.prefix_hit_rows.load();
+  metrics.prefix_miss_tokens = counters.prefix_miss_rows.load();
+  metrics.evicted_blocks = counters.evicted_blocks.load();
+  metrics.evicted_while_referenced_blocks = counters.evicted_while_referenced.load();
+  metrics.copied_blocks = counters.copied_blocks.load();
+  metrics.rejected_admissions = counters.rejected_admissions.load();
+  return metrics;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonConfig& config) {
+  std::unique_ptr<Daemon> daemon(new Daemon(config));
+  if (absl::Status status = daemon->Initialize(); !status.ok()) return status;
+  return daemon;
+}
+
+absl::Status Daemon::Initialize() {
+  backend_ = kernels::cpu::MakeCpuBackend(static_cast<int>(config_.cpu_threads()));
+  engine_ = engine::MakeEngine(backend_.get());
+  metrics_ = std::make_unique<Metrics>([this] { return Snapshot(); });
+  registry_ =
+      std::make_unique<core::Registry>(engine_.get(), LimitsOf(config_), NewEpoch(), [] { return absl::Now(); });
+  service_.registry = registry_.get();
+  service_.metrics = metrics_.get();
+  service_.version = Version();
+  service_.max_message_bytes = config_.max_message_bytes();
+  service_.started = absl::Now();
+  if (absl::Status status = CreatePools(); !status.ok()) return status;
+  if (!config_.metrics_address().empty()) {
+    if (absl::Status status = metrics_->Serve(config_.metrics_address()); !status.ok()) return status;
+    Log::Info("metrics", {{"address", config_.metrics_address()}, {"port", metrics_->port()}});
+  }
+  if (absl::Status status = Listen(); !status.ok()) return status;
+  SetServing(true);
+  Log::Info("serving", {{"version", Version()},
+                        {"device", registry_->device()},
+                        {"socket", config_.socket_path()},
+                        {"tcp_port", tcp_port_},
+                        {"boot_epoch", registry_->epoch()}});
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::CreatePools() {
+  for (const v1::PoolSpec& pool : config_.pool()) {
+    const absl::Time begin = absl::Now();
+    absl::Notification created;
+    absl::StatusOr<core::PoolDescription> result;
+    registry_->CreatePool(rpc::FromProto(pool), [&](absl::StatusOr<core::PoolDescription> description) {
+      result = std::move(description);
+      created.Notify();
+    });
+    created.WaitForNotification();
+    if (!result.ok()) {
+      return absl::Status(result.status().code(), absl::StrCat("pool ", pool.name(), ": ", result.status().message()));
+    }
+    Log::Info("pool created", {{"pool", result->spec.name},
+                               {"bytes", result->bytes},
+                               {"blocks", result->spec.blocks},
+                               {"seconds", absl::ToDoubleSeconds(absl::Now() - begin)}});
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> Daemon::TcpCredentials() const {
+  // ValidateConfig has seen to it that plain text means loopback.
+  if (config_.tls_cert_file().empty()) return grpc::InsecureServerCredentials();
+  absl::StatusOr<std::string> certificate = ReadPem("tls_cert_file", config_.tls_cert_file());
+  if (!certificate.ok()) return certificate.status();
+  absl::StatusOr<std::string> key = ReadPem("tls_key_file", config_.tls_key_file());
+  if (!key.ok()) return key.status();
+  grpc::SslServerCredentialsOptions options;
+  options.pem_key_cert_pairs.push_back({*std::move(key), *std::move(certificate)});
+  if (!config_.tls_client_ca_file().empty()) {
+    absl::StatusOr<std::string> authorities = ReadPem("tls_client_ca_file", config_.tls_client_ca_file());
+    if (!authorities.ok()) return authorities.status();
+    options.pem_root_certs = *std::move(authorities);
+    options.client_certificate_request = GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY;
+  }
+  return grpc::SslServerCredentials(options);
+}
+
+absl::Status Daemon::Listen() {
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+#ifdef STOKER_CHANNELZ
+  grpc::channelz::experimental::InitChannelzService();
+#endif
+  if (!config_.socket_path().empty()) {
+    absl::StatusOr<std::unique_ptr<ListenSocket>> socket = ListenSocket::Prepare(config_.socket_path());
+    if (!socket.ok()) return socket.status();
+    listen_socket_ = *std::move(socket);
+    service_.descriptor_path = listen_socket_->descriptor_path();
+  }
+  const int max_message = static_cast<int>(config_.max_message_bytes());
+  grpc::ServerBuilder builder;
+  builder.SetMaxReceiveMessageSize(max_message);
+  builder.SetMaxSendMessageSize(max_message);
+  // Two daemons on one port would each get some of the calls.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kKeepaliveTimeMs / 2);
+  grpc::ResourceQuota quota("stokerd");
+  quota.Resize(static_cast<size_t>(config_.max_message_bytes() * kMessagesInFlight));
+  builder.SetResourceQuota(quota);
+  int unix_port = 0;
+  if (listen_socket_ != nullptr) {
+    builder.AddListeningPort(listen_socket_->address(), grpc::InsecureServerCredentials(), &unix_port);
+  }
+  if (!config_.tcp_address().empty()) {
+    absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> credentials = TcpCredentials();
+    if (!credentials.ok()) return credentials.status();
+    builder.AddListeningPort(config_.tcp_address(), *std::move(credentials), &tcp_port_);
+  }
+  services_.push_back(rpc::MakePools(service_));
+  services_.push_back(rpc::MakeSessions(service_));
+  services_.push_back(rpc::MakeSequences(service_));
+  services_.push_back(rpc::MakeResidency(service_));
+  services_.push_back(rpc::MakeAdmin(service_));
+  for (const std::unique_ptr<grpc::Service>& service : services_) builder.RegisterService(service.get());
+  server_ = builder.BuildAndStart();
+  if (server_ == nullptr) {
+    const bool tcp = !config_.tcp_address().empty() && tcp_port_ == 0;
+    return absl::UnavailableError(
+        tcp ? absl::StrCat("tcp_address: cannot listen on ", config_.tcp_address(),
+                           "; it is in use, not an address of this machine, or its certificate or key is not valid")
+            : absl::StrCat("socket_path: cannot listen on ", config_.socket_path()));
+  }
+  SetServing(false);
+  if (listen_socket_ != nullptr) {
+    if (absl::Status status = listen_socket_->Finish(); !status.ok()) return status;
+    absl::StatusOr<std::unique_ptr<DescriptorSocket>> socket = DescriptorSocket::Start(
+        listen_socket_->descriptor_path(), [this](std::string_view token) -> absl::StatusOr<int> {
+          const absl::StatusOr<std::shared_ptr<core::Session>> session =
+              registry_->Authenticate(absl::string_view(token.data(), token.size()));
+          if (!session.ok()) return session.status();
+          return (*session)->DuplicateArenaDescriptor();
+        });
+    if (!socket.ok()) return socket.status();
+    descriptor_socket_ = *std::move(socket);
+  }
+  return absl::OkStatus();
+}
+
+void Daemon::SetServing(bool serving) {
+  grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
+  if (health == nullptr) return;
+  health->SetServingStatus("", serving);
+  for (const char* name : rpc::kServiceNames) health->SetServingStatus(name, serving);
+}
+
+void Daemon::AwaitQuiet() {
+  const absl::Time deadline = absl::Now() + absl::Milliseconds(config_.drain_grace_ms());
+  absl::Time quiet_since = absl::Now();
+  while (absl::Now() < deadline) {
+    int64_t queued = 0;
+    const std::vector<std::shared_ptr<core::Session>> sessions = registry_->Sessions();
+    for (const std::shared_ptr<core::Session>& session : sessions) queued += session->queued_operations();
+    if (sessions.empty()) return;
+    if (queued > 0) quiet_since = absl::Now();
+    if (absl::Now() - quiet_since >= kQuietTime) return;
+    std::this_thread::sleep_for(absl::ToChronoMilliseconds(kQuietPoll));
+  }
+  Log::Warning("grace time ended with work running", {{"drain_grace_ms", config_.drain_grace_ms()}});
+}
+
+void Daemon::Stop() {
+  if (server_ == nullptr) return;
+  Log::Info("draining", {{"sessions", registry_->Usage().sessions}, {"drain_grace_ms", config_.drain_grace_ms()}});
+  SetServing(false);
+  registry_->Drain();
+  AwaitQuiet();
+  for (const std::shared_ptr<core::Session>& session : registry_->Sessions()) {
+    registry_->EndSession(session->id(), absl::UnavailableError("the daemon stops"), /*retain=*/false).IgnoreError();
+  }
+  server_->Shutdown(absl::ToChronoTime(absl::Now() + kShutdownTime));
+  server_->Wait();
+  server_.reset();
+  Log::Info("stopped");
+}
+
+Daemon::~Daemon() {
+  if (server_ != nullptr) {
+    server_->Shutdown(std::chrono::system_clock::now());
+    server_->Wait();
+    server_.reset();
+  }
+  descriptor_socket_.reset();
+  if (metrics_ != nullptr) metrics_->Stop();
+  services_.clear();
+  registry_.reset();
+}
+
+MetricsSnapshot Daemon::Snapshot() const {
+  MetricsSnapshot snapshot;
+  snapshot.version = Version();
+  snapshot.device = registry_->device();
+  snapshot.uptime_seconds = absl::ToDoubleSeconds(absl::Now() - service_.started);
+  snapshot.draining = registry_->draining();
+  snapshot.max_sessions = static_cast<uint64_t>(config_.max_sessions());
+  snapshot.hot_bytes = static_cast<uint64_t>(registry_->Usage().hot_bytes);
+  snapshot.max_hot_bytes = static_cast<uint64_t>(config_.max_hot_bytes());
+  snapshot.max_pool_bytes = static_cast<uint64_t>(config_.max_pool_bytes());
+  for (const std::shared_ptr<core::PoolEntry>& entry : registry_->Pools()) snapshot.pools.push_back(MetricsOf(*entry));
+  for (const std::shared_ptr<core::Session>& session : registry_->Sessions()) {
+    SessionMetrics metrics;
+    metrics.session = session->spec().name.empty() ? absl::StrCat(session->id().value) : session->spec().name;
+    metrics.mapped_bytes = session->arena().size_bytes;
+    metrics.queued_operations = static_cast<uint64_t>(session->queued_operations());
+    snapshot.sessions.push_back(std::move(metrics));
+  }
+  return snapshot;
+}
+
+}  // namespace stoker::server

@@ -1,0 +1,78 @@
+#include "server/engine/engine.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/row_formats.h"
+#include "server/engine/session_storage.h"
+
+namespace stoker::engine {
+namespace {
+
+class PoolMemory final : public core::PoolStorage {
+ public:
+  PoolMemory(std::unique_ptr<kernels::Buffer> buffer, kernels::RowStore rows)
+      : buffer_(std::move(buffer)), rows_(rows) {}
+
+  int64_t bytes() const override { return static_cast<int64_t>(buffer_->bytes()); }
+  const kernels::RowStore& rows() const { return rows_; }
+
+ private:
+  const std::unique_ptr<kernels::Buffer> buffer_;
+  const kernels::RowStore rows_;
+};
+
+// All layers of a pool one after the other, so that the rows of one layer's gather lie close together.
+absl::StatusOr<kernels::RowStore> LayOut(const core::PoolSpec& spec) {
+  absl::StatusOr<kernels::RowLayout> layout = kernels::RowLayout::Make(FormatOf(spec), spec.rows());
+  if (!layout.ok()) return layout.status();
+  kernels::RowStore rows;
+  rows.layers = static_cast<int32_t>(spec.layers);
+  rows.layer_stride = RoundUp(layout->layer_bytes, kLayerAlignment);
+  rows.layout = *layout;
+  return rows;
+}
+
+class BackendEngine final : public core::Engine {
+ public:
+  explicit BackendEngine(kernels::Backend* backend) : backend_(backend) {}
+
+  std::string device() const override { return std::string(backend_->device()); }
+
+  absl::StatusOr<int64_t> PoolBytes(const core::PoolSpec& spec) const override {
+    const absl::StatusOr<kernels::RowStore> rows = LayOut(spec);
+    if (!rows.ok()) return rows.status();
+    return rows->layer_stride * rows->layers;
+  }
+
+  absl::StatusOr<int64_t> SessionBytes(const core::PoolSpec& pool, const core::SessionSpec& spec) const override {
+    const absl::StatusOr<SessionMemory> memory = SessionMemory::Make(pool, spec);
+    if (!memory.ok()) return memory.status();
+    return memory->arena_bytes + memory->private_bytes;
+  }
+
+  absl::StatusOr<std::unique_ptr<core::PoolStorage>> CreatePool(const core::PoolSpec& spec) override {
+    absl::StatusOr<kernels::RowStore> rows = LayOut(spec);
+    if (!rows.ok()) return rows.status();
+    absl::StatusOr<std::unique_ptr<kernels::Buffer>> buffer =
+        backend_->AllocatePool(static_cast<size_t>(rows->layer_stride * rows->layers));
+    if (!buffer.ok()) return buffer.status();
+    rows->base = (*buffer)->data();
+    return std::make_unique<PoolMemory>(*std::move(buffer), *rows);
+  }
+
+  absl::StatusOr<std::unique_ptr<core::SessionStorage>> CreateSession(const core::PoolSpec& pool_spec,
+                                                                      core::PoolStorage& pool,
+                                                                      const core::SessionSpec& spec) override {
+    return SessionStorage::Create(*backend_, pool_spec, static_cast<PoolMemory&>(pool).rows(), spec);
+  }
+
+ private:
+  kernels::Backend* const backend_;
+};
+
+}  // namespace
+
+std::unique_ptr<core::Engine> MakeEngine(kernels::Backend* backend) { return std::make_unique<BackendEngine>(backend); }
+
+}  // namespace stoker::engine

@@ -1,0 +1,78 @@
+// What a session has in memory and where: the arena, which the client may map, and private state, which it cannot
+// reach.
+//
+// The arena holds what the engine reads and writes: hot caches, mailbox, staging area. Everything that the daemon
+// follows (block tables, residency, plans) is private, so that a client can spoil its own rows but never reach
+// another's.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/row_layout.h"
+#include "server/core/engine.h"
+
+namespace stoker::engine {
+
+// Rows that one chunk of a bulk transfer names.
+inline constexpr int64_t kChunkRows = 16384;
+
+// Offsets of the parts of a session's memory, in bytes.
+struct SessionMemory {
+  static absl::StatusOr<SessionMemory> Make(const core::PoolSpec& pool, const core::SessionSpec& session);
+
+  struct Group {
+    int64_t indices = 0;   // arena, i32 [max_batch_rows][max_top_k]
+    int64_t hot_rows = 0;  // arena, i32 [max_batch_rows][max_top_k]
+    int64_t misses = 0;    // arena, i32 [max_batch_rows]
+    int64_t slot_key = 0;  // private, as kernels::Residency
+    int64_t lru = 0;
+    int64_t slot_of = 0;
+    int64_t miss_pool_rows = 0;  // private, i32 [max_batch_rows][max_top_k]
+    int64_t miss_hot_rows = 0;
+    int64_t miss_counts = 0;  // private, i32 [max_batch_rows]
+    int64_t counts = 0;       // private, i32 [max_batch_rows][kOutcomeCount]
+  };
+
+  kernels::RowLayout hot_layout;
+  int64_t hot_layer_stride = 0;
+  int64_t hot_total_rows = 0;
+  int64_t table_columns = 0;   // blocks of the longest sequence
+  int64_t allowed_words = 0;   // POOL_ROW: words of a state row's block bitmap
+  int64_t hot = 0;             // arena
+  int64_t staging = 0;         // arena
+  int64_t block_table = 0;     // private, i32 [state_rows][table_columns]
+  int64_t resident_table = 0;  // private, i32 [state_rows][table_columns]
+  int64_t allowed_blocks = 0;  // private, u64 [state_rows][allowed_words]
+  int64_t step_arguments = 0;  // private, i32 [kStepArguments][max_batch_rows]
+  int64_t source_rows = 0;     // private, i32 [kChunkRows]
+  int64_t target_rows = 0;     // private, i32 [kChunkRows]
+  int64_t keys = 0;            // private, i64 [kChunkRows]
+  int64_t counters = 0;        // private, u64 [kCounters]
+  int64_t newest = 0;          // private, u8 [max_batch_rows][layers][row bytes]
+  std::vector<Group> groups;
+  int64_t arena_bytes = 0;
+  int64_t private_bytes = 0;
+  core::ArenaLayout arena;
+};
+
+// Arrays of step_arguments.
+enum StepArgument : int64_t {
+  kStateRows,
+  kLengths,
+  kNewestPoolRows,
+  kCommitHotRows,
+  kCommitPoolRows,
+  kNewestSource,
+  kNewestHotRows,
+  kStepArguments
+};
+
+// Counters behind the statistics of resolve.
+inline constexpr int64_t kGatheredBytes = 8;
+inline constexpr int64_t kBeginNs = 9;
+inline constexpr int64_t kEndNs = 10;
+inline constexpr int64_t kCounters = 16;
+
+}  // namespace stoker::engine

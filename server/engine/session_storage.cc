@@ -1,0 +1,202 @@
+#include "server/engine/session_storage.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace stoker::engine {
+
+absl::StatusOr<std::unique_ptr<core::SessionStorage>> SessionStorage::Create(kernels::Backend& backend,
+                                                                             const core::PoolSpec& pool_spec,
+                                                                             const kernels::RowStore& pool,
+                                                                             const core::SessionSpec& spec) {
+  absl::StatusOr<SessionMemory> memory = SessionMemory::Make(pool_spec, spec);
+  if (!memory.ok()) return memory.status();
+  std::unique_ptr<SessionStorage> storage(new SessionStorage(pool_spec, pool, spec, *std::move(memory)));
+  absl::StatusOr<std::unique_ptr<kernels::Buffer>> arena =
+      backend.AllocateShared(static_cast<size_t>(storage->memory_.arena_bytes));
+  if (!arena.ok()) return arena.status();
+  storage->arena_ = *std::move(arena);
+  absl::StatusOr<std::unique_ptr<kernels::Buffer>> state =
+      backend.AllocatePrivate(static_cast<size_t>(storage->memory_.private_bytes));
+  if (!state.ok()) return state.status();
+  storage->state_ = *std::move(state);
+  absl::StatusOr<std::unique_ptr<kernels::Stream>> stream = backend.CreateStream();
+  if (!stream.ok()) return stream.status();
+  storage->stream_ = *std::move(stream);
+  if (absl::Status status = storage->Initialize(); !status.ok()) return status;
+  return storage;
+}
+
+absl::Status SessionStorage::Initialize() {
+  all_layers_.resize(pool_spec_.layers);
+  std::iota(all_layers_.begin(), all_layers_.end(), 0);
+  no_pages_.assign(memory_.table_columns, -1);
+  resident_pages_.assign(spec_.state_rows, 0);
+  plans_.resize(spec_.groups.size());
+  if (spec_.index_space == core::IndexSpace::kPoolRow) tables_.resize(spec_.state_rows);
+  for (int32_t row = 0; row < spec_.state_rows; ++row) {
+    if (absl::Status status = Close(row); !status.ok()) return status;
+    if (absl::Status status = Upload(InState<int32_t>(memory_.resident_table) + row * memory_.table_columns,
+                                     no_pages_.data(), memory_.table_columns * 4);
+        !status.ok()) {
+      return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+kernels::RowStore SessionStorage::hot() const {
+  kernels::RowStore rows;
+  rows.base = arena_->data() + memory_.hot;
+  rows.layer_stride = memory_.hot_layer_stride;
+  rows.layers = static_cast<int32_t>(pool_spec_.layers);
+  rows.layout = memory_.hot_layout;
+  return rows;
+}
+
+kernels::RowStore SessionStorage::DenseStore(char* base, int64_t rows, int64_t layers) const {
+  kernels::RowStore store;
+  store.base = reinterpret_cast<std::byte*>(base);
+  store.layout = kernels::DenseLayout(pool_.layout, rows);
+  store.layer_stride = rows * store.layout.row_bytes();
+  store.layers = static_cast<int32_t>(layers);
+  return store;
+}
+
+kernels::Residency SessionStorage::ResidencyOf(int32_t group) const {
+  const SessionMemory::Group& memory = memory_.groups[group];
+  kernels::Residency residency;
+  residency.slot_key = InState<int32_t>(memory.slot_key);
+  residency.lru = InState<int16_t>(memory.lru);
+  if (spec_.index_space == core::IndexSpace::kPosition) {
+    residency.slot_of = InState<int16_t>(memory.slot_of);
+    residency.slot_of_stride = spec_.max_sequence_rows;
+  }
+  residency.state_rows = static_cast<int32_t>(spec_.state_rows);
+  residency.hot_rows = static_cast<int32_t>(spec_.hot_rows);
+  return residency;
+}
+
+template <typename T>
+std::vector<T>* SessionStorage::Keep(std::vector<T> values) {
+  auto kept = std::make_shared<std::vector<T>>(std::move(values));
+  kept_.push_back(kept);
+  return kept.get();
+}
+template std::vector<int32_t>* SessionStorage::Keep(std::vector<int32_t>);
+template std::vector<int64_t>* SessionStorage::Keep(std::vector<int64_t>);
+template std::vector<uint64_t>* SessionStorage::Keep(std::vector<uint64_t>);
+
+absl::Status SessionStorage::Upload(void* target, const void* source, int64_t bytes) {
+  return stream_->Copy(target, source, static_cast<size_t>(bytes));
+}
+
+void SessionStorage::Notify(absl::AnyInvocable<void(absl::Status) &&> done) {
+  if (kept_.empty()) {
+    stream_->Notify(std::move(done));
+    return;
+  }
+  stream_->Notify([kept = std::move(kept_), done = std::move(done)](absl::Status status) mutable {
+    kept.clear();
+    std::move(done)(std::move(status));
+  });
+  kept_.clear();
+}
+
+absl::Status SessionStorage::UploadAllowed(int32_t state_row) {
+  std::vector<uint64_t> words(memory_.allowed_words, 0);
+  for (const int32_t block : tables_[state_row]) {
+    if (block >= 0) words[block / 64] |= uint64_t{1} << (block % 64);
+  }
+  const std::vector<uint64_t>* kept = Keep(std::move(words));
+  return Upload(InState<uint64_t>(memory_.allowed_blocks) + state_row * memory_.allowed_words, kept->data(),
+                memory_.allowed_words * 8);
+}
+
+absl::Status SessionStorage::Open(int32_t state_row, absl::Span<const int32_t> table) {
+  std::vector<int32_t> row(table.begin(), table.end());
+  row.resize(memory_.table_columns, -1);
+  const std::vector<int32_t>* kept = Keep(std::move(row));
+  if (!tables_.empty()) {
+    tables_[state_row] = *kept;
+    if (absl::Status status = UploadAllowed(state_row); !status.ok()) return status;
+  }
+  return Upload(InState<int32_t>(memory_.block_table) + state_row * memory_.table_columns, kept->data(),
+                memory_.table_columns * 4);
+}
+
+absl::Status SessionStorage::UpdateTable(int32_t state_row, absl::Span<const core::TableUpdate> updates,
+                                         absl::Span<const core::BlockRef> replaced) {
+  if (!replaced.empty()) {
+    if (absl::Status status = FlushPlans(); !status.ok()) return status;
+  }
+  int32_t* const table = InState<int32_t>(memory_.block_table) + state_row * memory_.table_columns;
+  for (const core::TableUpdate& update : updates) {
+    const std::vector<int32_t>* block = Keep(std::vector<int32_t>{update.block});
+    if (absl::Status status = Upload(table + update.column, block->data(), 4); !status.ok()) return status;
+    if (!tables_.empty()) tables_[state_row][update.column] = update.block;
+  }
+  if (tables_.empty()) return absl::OkStatus();
+  // Keys of the replaced blocks would name rows that are no longer the sequence's.
+  core::InvalidateWork stale;
+  for (const core::BlockRef& block : replaced) {
+    for (int64_t row = 0; row < pool_spec_.block_rows; ++row) {
+      stale.state_rows.push_back(state_row);
+      stale.keys.push_back(block.index * pool_spec_.block_rows + row);
+    }
+  }
+  if (!stale.keys.empty()) {
+    if (absl::Status status = Invalidate(stale); !status.ok()) return status;
+  }
+  return UploadAllowed(state_row);
+}
+
+absl::Status SessionStorage::Close(int32_t state_row) {
+  if (absl::Status status = FlushPlans(); !status.ok()) return status;
+  if (absl::Status status = Upload(InState<int32_t>(memory_.block_table) + state_row * memory_.table_columns,
+                                   no_pages_.data(), memory_.table_columns * 4);
+      !status.ok()) {
+    return status;
+  }
+  if (resident_pages_[state_row] > 0) {
+    core::StepRowWork none;
+    none.state_row = state_row;
+    if (absl::Status status = UploadResident(none); !status.ok()) return status;
+  }
+  const std::vector<int32_t>* rows = Keep(std::vector<int32_t>{state_row});
+  if (absl::Status status = Upload(InState<int32_t>(memory_.source_rows), rows->data(), 4); !status.ok()) return status;
+  for (size_t group = 0; group < spec_.groups.size(); ++group) {
+    kernels::ResetArgs args;
+    args.index_space = index_space();
+    args.residency = ResidencyOf(static_cast<int32_t>(group));
+    args.state_rows = InState<int32_t>(memory_.source_rows);
+    args.count = 1;
+    if (absl::Status status = stream_->Reset(args); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SessionStorage::Invalidate(const core::InvalidateWork& work) {
+  const std::vector<int32_t>* rows = Keep(work.state_rows);
+  const std::vector<int64_t>* keys = Keep(work.keys);
+  const int64_t count = static_cast<int64_t>(keys->size());
+  for (int64_t begin = 0; begin < count; begin += kChunkRows) {
+    const int64_t chunk = std::min(kChunkRows, count - begin);
+    if (absl::Status s = Upload(InState<int32_t>(memory_.source_rows), rows->data() + begin, chunk * 4); !s.ok())
+      return s;
+    if (absl::Status s = Upload(InState<int64_t>(memory_.keys), keys->data() + begin, chunk * 8); !s.ok()) return s;
+    for (size_t group = 0; group < spec_.groups.size(); ++group) {
+      kernels::InvalidateArgs args;
+      args.index_space = index_space();
+      args.residency = ResidencyOf(static_cast<int32_t>(group));
+      args.state_rows = InState<int32_t>(memory_.source_rows);
+      args.keys = InState<int64_t>(memory_.keys);
+      args.count = chunk;
+      if (absl::Status status = stream_->Invalidate(args); !status.ok()) return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace stoker::engine

@@ -1,0 +1,105 @@
+// The memory and the stream of one session, and the operations that core asks for, as operations of the backend.
+//
+// Thread safety: one thread at a time (core holds the session's mutex).
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "server/core/engine.h"
+#include "server/engine/session_memory.h"
+
+namespace stoker::engine {
+
+class SessionStorage final : public core::SessionStorage {
+ public:
+  static absl::StatusOr<std::unique_ptr<core::SessionStorage>> Create(kernels::Backend& backend,
+                                                                      const core::PoolSpec& pool_spec,
+                                                                      const kernels::RowStore& pool,
+                                                                      const core::SessionSpec& spec);
+  ~SessionStorage() override = default;
+
+  const core::ArenaLayout& arena() const override { return memory_.arena; }
+  int arena_descriptor() const override { return arena_->descriptor(); }
+
+  absl::Status Open(int32_t state_row, absl::Span<const int32_t> table) override;
+  absl::Status UpdateTable(int32_t state_row, absl::Span<const core::TableUpdate> updates,
+                           absl::Span<const core::BlockRef> replaced) override;
+  absl::Status Close(int32_t state_row) override;
+  absl::Status CopyBlocks(absl::Span<const core::BlockCopy> copies) override;
+  absl::Status Store(const core::RowsWork& work) override;
+  absl::Status Load(const core::RowsWork& work) override;
+  absl::Status LoadHot(int32_t state_row, int32_t first_position, const core::RowsWork& work) override;
+  absl::Status Step(core::StepWork& work) override;
+  absl::Status Gather(int32_t group, absl::Span<const int32_t> layers, core::DeviceTotals* totals) override;
+  absl::Status Commit(const core::CommitWork& work) override;
+  absl::Status Invalidate(const core::InvalidateWork& work) override;
+  absl::Status Read(const core::ReadWork& work) override;
+  void Notify(absl::AnyInvocable<void(absl::Status) &&> done) override;
+
+ private:
+  // The last plan of a group, and the layers whose rows were not copied yet. Its hot rows count as filled, so it is carried out
+  // at the latest before the next plan of the group and before any block that it names can be given up.
+  struct Plan {
+    int32_t rows = 0;
+    int32_t top_k = 0;
+    std::vector<int32_t> pending;
+  };
+
+  SessionStorage(const core::PoolSpec& pool_spec, const kernels::RowStore& pool, const core::SessionSpec& spec,
+                 SessionMemory memory)
+      : pool_spec_(pool_spec), spec_(spec), memory_(std::move(memory)), pool_(pool) {}
+
+  absl::Status Initialize();
+  template <typename T>
+  T* InArena(int64_t offset) const {
+    return reinterpret_cast<T*>(arena_->data() + offset);
+  }
+  template <typename T>
+  T* InState(int64_t offset) const {
+    return reinterpret_cast<T*>(state_->data() + offset);
+  }
+  int32_t* Argument(StepArgument argument) const {
+    return InState<int32_t>(memory_.step_arguments) + argument * spec_.max_batch_rows;
+  }
+  uint64_t* Counter(int64_t counter) const { return InState<uint64_t>(memory_.counters) + counter; }
+  kernels::RowStore hot() const;
+  // [layer][row][bytes] with `rows` rows a layer; the rows begin at `base`.
+  kernels::RowStore DenseStore(char* base, int64_t rows, int64_t layers) const;
+  kernels::Residency ResidencyOf(int32_t group) const;
+  kernels::IndexSpace index_space() const { return static_cast<kernels::IndexSpace>(spec_.index_space); }
+  // Keeps an argument of enqueued work alive until the next Notify has called back.
+  template <typename T>
+  std::vector<T>* Keep(std::vector<T> values);
+  absl::Status Upload(void* target, const void* source, int64_t bytes);
+
+  absl::Status TransferRows(const kernels::RowStore& source, const kernels::RowStore& target,
+                            absl::Span<const int32_t> source_rows, absl::Span<const int32_t> target_rows,
+                            absl::Span<const int32_t> source_layers, absl::Span<const int32_t> target_layers);
+  absl::Status UploadAllowed(int32_t state_row);
+  absl::Status UploadResident(const core::StepRowWork& row);
+  absl::Status EnqueueNewest(const core::StepWork& work);
+  absl::Status EnqueueGroup(const core::StepWork& work, const core::StepGroupWork& group);
+  absl::Status EnqueueGather(int32_t group, absl::Span<const int32_t> layers);
+  absl::Status FlushPlan(int32_t group);
+  absl::Status FlushPlans();
+  absl::Status CopyTotals(core::DeviceTotals* totals);
+
+  const core::PoolSpec pool_spec_;
+  const core::SessionSpec spec_;
+  const SessionMemory memory_;
+  const kernels::RowStore pool_;
+  std::vector<int32_t> all_layers_;
+  std::vector<int32_t> no_pages_;             // -1, one for each column
+  std::vector<std::vector<int32_t>> tables_;  // POOL_ROW: host copies of the block tables
+  std::vector<int64_t> resident_pages_;       // pages set, of each state row
+  bool any_resident_ = false;                 // whether the resident table was ever written
+  std::vector<Plan> plans_;
+  std::vector<std::shared_ptr<void>> kept_;
+  std::unique_ptr<kernels::Buffer> arena_;
+  std::unique_ptr<kernels::Buffer> state_;
+  std::unique_ptr<kernels::Stream> stream_;  // last: its destructor waits for work that uses the rest
+};
+
+}  // namespace stoker::engine

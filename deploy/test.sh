@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Installs what is needed, builds, and passes all tests that need no GPU: format and wire-contract checks, the optimised
+# build with every test, the sanitizer builds with the tests that they slow least, and the relocatable release.
+#
+#   deploy/test.sh [STAGE ...]      stages: lint ci asan tsan release; none: all
+#
+# STOKER_SHARED, where set, is a folder with traces/conversation_trace.jsonl and golden/: tests that can use real data do.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+jobs=$(nproc)
+
+stage_lint() {
+  git ls-files '*.cc' '*.h' '*.cu' '*.cuh' | xargs clang-format --dry-run --Werror
+  if [ ! -x build/venv/bin/buf ]; then
+    python3 -m venv build/venv
+    build/venv/bin/pip install --quiet buf-bin==1.75.0
+  fi
+  build/venv/bin/buf lint
+  # The contract may grow, not break, against what was released last.
+  local released
+  released=$(git describe --tags --abbrev=0 --match 'v*' 2>/dev/null || true)
+  if [ -n "$released" ]; then build/venv/bin/buf breaking --against ".git#tag=$released"; fi
+}
+
+build_and_test() {
+  local preset=$1
+  shift
+  cmake --preset "$preset"
+  cmake --build --preset "$preset" --parallel "$jobs"
+  ctest --preset "$preset" "$@"
+}
+
+stage_ci() { build_and_test ci; }
+# Load and trace tests are about time; under a sanitizer they would measure the sanitizer.
+stage_asan() { build_and_test asan --label-exclude 'gpu|load|trace|bench'; }
+stage_tsan() { build_and_test tsan --label-exclude 'gpu|load|trace|bench'; }
+
+stage_release() {
+  cmake --preset release
+  cmake --build --preset release --parallel "$jobs"
+  deploy/package.sh build/release build/stoker
+  deploy/check_package.sh build/stoker
+}
+
+deploy/install_packages.sh
+stages=("$@")
+[ ${#stages[@]} -gt 0 ] || stages=(lint ci asan tsan release)
+for stage in "${stages[@]}"; do
+  printf '\n== %s ==\n' "$stage"
+  "stage_$stage"
+done
+printf '\nall stages passed: %s\n' "${stages[*]}"

@@ -104,6 +104,9 @@ class AdmitOperation : public Session::AdmitCall, public std::enable_shared_from
     params.prompt_rows = item.prompt_rows;
     params.max_rows = item.max_rows;
     params.hashes = *std::move(hashes);
+    for (const AdmittedSequence& admitted : results_) {
+      if (admitted.id) params.admitted_by_call.push_back(admitted.id);
+    }
     if (item.wait_for_prefix) params.on_prefix_ready = [self = shared_from_this()] { self->Run(); };
     absl::MutexLock lock(&session_->mutex_);
     if (result->status = session_->ended_; !result->status.ok()) return true;

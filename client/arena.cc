@@ -13,6 +13,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -227,9 +228,15 @@ absl::StatusOr<FileDescriptor> ReceiveDescriptor(int socket, absl::string_view p
     descriptor = FileDescriptor(value);
   }
   if (!descriptor.valid()) {
-    return absl::PermissionDeniedError(absl::StrCat("descriptor socket '", path, "': the daemon ",
-                                                    received == 0 ? "closed it" : "sent a byte",
-                                                    " without a descriptor"));
+    // A daemon that refuses sends the reason as text and closes.
+    char reason[256];
+    ssize_t reason_bytes = 0;
+    if (received > 0 && SetTimeout(socket, SO_RCVTIMEO, deadline)) {
+      reason_bytes = recv(socket, reason, sizeof(reason), MSG_WAITALL);
+    }
+    return absl::PermissionDeniedError(absl::StrCat(
+        "descriptor socket '", path, "': the daemon sent no descriptor", reason_bytes > 0 ? ": " : "",
+        absl::CHexEscape(absl::string_view(reason, static_cast<size_t>(std::max<ssize_t>(reason_bytes, 0))))));
   }
   if ((message.msg_flags & MSG_CTRUNC) != 0) {
     return absl::InternalError(absl::StrCat("descriptor socket '", path, "': more than one descriptor came"));

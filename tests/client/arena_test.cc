@@ -1,0 +1,350 @@
+#include "client/arena.h"
+
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <limits>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/client/fake_arena.h"
+#include "tests/client/temporary_directory.h"
+
+namespace stoker::client {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr v1::RowLayout kLayouts[] = {v1::ROW_LAYOUT_LINEAR, v1::ROW_LAYOUT_SPLIT_KV, v1::ROW_LAYOUT_DSV4_PAGED};
+constexpr uint64_t kMax = std::numeric_limits<uint64_t>::max();
+
+struct Case {
+  explicit Case(v1::RowLayout row_layout) : request(FakeAttachRequest("p")) {
+    *attached.mutable_pool() = FakePoolSpec("p", row_layout);
+    *attached.mutable_arena() = FakeArenaLayout(request, attached.pool());
+    attached.set_token("secret");
+    memory = MakeMemory(attached.arena().size_bytes());
+  }
+
+  v1::ArenaTensor* tensor(const std::string& name) {
+    for (v1::ArenaTensor& tensor : *attached.mutable_arena()->mutable_tensors()) {
+      if (tensor.name() == name) return &tensor;
+    }
+    ADD_FAILURE() << "no tensor " << name;
+    return nullptr;
+  }
+
+  absl::StatusOr<std::shared_ptr<const Arena>> Open() {
+    return Arena::FromDescriptor(request, attached, Duplicate(memory));
+  }
+
+  v1::AttachRequest request;
+  v1::Attached attached;
+  FileDescriptor memory;
+};
+
+// The byte of an element by the formula of ArenaTensor's comment, in a second mapping.
+class Oracle {
+ public:
+  explicit Oracle(const Case& c) : layout_(c.attached.arena()) {
+    data_ = static_cast<std::byte*>(
+        mmap(nullptr, layout_.size_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, c.memory.get(), 0));
+  }
+  ~Oracle() { munmap(data_, layout_.size_bytes()); }
+
+  std::byte& At(const std::string& name, std::vector<uint64_t> index) {
+    for (const v1::ArenaTensor& tensor : layout_.tensors()) {
+      if (tensor.name() != name) continue;
+      uint64_t offset = tensor.offset_bytes();
+      for (size_t i = 0; i < index.size(); ++i) offset += index[i] * tensor.stride_bytes(static_cast<int>(i));
+      return data_[offset];
+    }
+    ADD_FAILURE() << "no tensor " << name;
+    return data_[0];
+  }
+
+ private:
+  const v1::ArenaLayout& layout_;
+  std::byte* data_ = nullptr;
+};
+
+TEST(ArenaTest, HotRowsLieWhereTheLayoutSaysInEveryRowLayout) {
+  for (const v1::RowLayout row_layout : kLayouts) {
+    SCOPED_TRACE(v1::RowLayout_Name(row_layout));
+    Case c(row_layout);
+    auto arena = c.Open();
+    ASSERT_TRUE(arena.ok()) << arena.status();
+    Oracle oracle(c);
+    const uint32_t rows = 2 * c.attached.arena().region_rows();
+    EXPECT_EQ((*arena)->region_rows(), 192u);
+    EXPECT_EQ((*arena)->newest_row(), 128u);
+    EXPECT_EQ((*arena)->RegionBegin(1), 192u);
+    unsigned char mark = 0;
+    for (const uint32_t layer : {0u, 1u, 2u}) {
+      const std::string name = absl::StrCat("hot.", layer);
+      for (const uint32_t row : {0u, 1u, 63u, 64u, 65u, 128u, 191u, 192u, rows - 1}) {
+        for (const int part : {0, 1}) {
+          auto view = (*arena)->HotRow(layer, static_cast<RowPart>(part), row);
+          if (row_layout == v1::ROW_LAYOUT_LINEAR && part == 1) {
+            EXPECT_EQ(view.status().code(), absl::StatusCode::kOutOfRange);
+            continue;
+          }
+          ASSERT_TRUE(view.ok()) << view.status();
+          std::byte* expected = nullptr;
+          size_t bytes = 0;
+          switch (row_layout) {
+            case v1::ROW_LAYOUT_LINEAR:
+              expected = &oracle.At(name, {row, 0});
+              bytes = 24;
+              break;
+            case v1::ROW_LAYOUT_SPLIT_KV:
+              expected = &oracle.At(name + (part == 0 ? ".k" : ".v"), {row, 0});
+              bytes = part == 0 ? 24 : 12;
+              break;
+            default:
+              expected = &oracle.At(name + (part == 0 ? ".values" : ".scales"), {row / 64, row % 64, 0});
+              bytes = part == 0 ? 576 : 8;
+          }
+          ASSERT_EQ(view->size(), bytes);
+          ++mark;
+          view->front() = std::byte{mark};
+          view->back() = std::byte{mark};
+          EXPECT_EQ(expected[0], std::byte{mark}) << layer << " " << part << " " << row;
+          EXPECT_EQ(expected[bytes - 1], std::byte{mark}) << layer << " " << part << " " << row;
+        }
+      }
+      EXPECT_EQ((*arena)->HotRow(layer, RowPart::kRow, rows).status().code(), absl::StatusCode::kOutOfRange);
+    }
+    EXPECT_EQ((*arena)->HotRow(3, RowPart::kRow, 0).status().code(), absl::StatusCode::kNotFound);
+  }
+}
+
+TEST(ArenaTest, MailboxViewsAreTheSharedMemory) {
+  Case c(v1::ROW_LAYOUT_LINEAR);
+  // Rows may be further apart than they are long.
+  v1::ArenaTensor* const spread = c.tensor("hot_rows.1");
+  const uint64_t stride = 64;
+  spread->set_offset_bytes(c.attached.arena().size_bytes());
+  spread->set_stride_bytes(0, stride);
+  c.attached.mutable_arena()->set_size_bytes(c.attached.arena().size_bytes() + 5 * stride);
+  c.memory = MakeMemory(c.attached.arena().size_bytes());
+
+  auto opened = c.Open();
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  const Arena& arena = **opened;
+  Oracle oracle(c);
+  for (const uint32_t group : {0u, 1u}) {
+    auto indices = arena.Indices(group);
+    auto hot_rows = arena.HotRows(group);
+    auto misses = arena.Misses(group);
+    ASSERT_TRUE(indices.ok() && hot_rows.ok() && misses.ok());
+    ASSERT_EQ(indices->rows(), 5u);
+    ASSERT_EQ(indices->columns(), 7u);
+    ASSERT_EQ(misses->size(), 5u);
+    for (uint64_t row = 0; row < 5; ++row) {
+      for (uint64_t column = 0; column < 7; ++column) {
+        (*indices)[row][column] = static_cast<int32_t>(group * 100 + row * 10 + column);
+        EXPECT_EQ(reinterpret_cast<int32_t&>(oracle.At(absl::StrCat("indices.", group), {row, column})),
+                  static_cast<int32_t>(group * 100 + row * 10 + column));
+        reinterpret_cast<int32_t&>(oracle.At(absl::StrCat("hot_rows.", group), {row, column})) = -7;
+        EXPECT_EQ((*hot_rows)[row][column], -7);
+      }
+      reinterpret_cast<int32_t&>(oracle.At(absl::StrCat("misses.", group), {row})) = 9;
+      EXPECT_EQ((*misses)[row], 9);
+    }
+  }
+  EXPECT_THAT(arena.Indices(2).status().message(), HasSubstr("group 2 is not below the 2"));
+  auto staging = arena.Staging();
+  ASSERT_TRUE(staging.ok());
+  ASSERT_EQ(staging->size(), 256u);
+  staging->back() = std::byte{5};
+  EXPECT_EQ(oracle.At("staging", {255}), std::byte{5});
+}
+
+TEST(ArenaTest, BatchRowsDefaultToStateRowsAndStagingMayBeAbsent) {
+  Case c(v1::ROW_LAYOUT_SPLIT_KV);
+  c.request.set_max_batch_rows(0);
+  c.request.set_staging_bytes(0);
+  *c.attached.mutable_arena() = FakeArenaLayout(c.request, c.attached.pool());
+  c.attached.mutable_arena()->mutable_tensors()->RemoveLast();
+  auto arena = c.Open();
+  ASSERT_TRUE(arena.ok()) << arena.status();
+  EXPECT_EQ((*arena)->Indices(0)->rows(), 2u);
+  EXPECT_TRUE((*arena)->Staging()->empty());
+}
+
+TEST(ArenaTest, MalformedLayoutsAreRefusedByName) {
+  struct Malformation {
+    const char* what;
+    std::function<void(Case&)> apply;
+    std::vector<const char*> message;
+  };
+  const std::vector<Malformation> malformations = {
+      {"offset beyond the size",
+       [](Case& c) { c.tensor("indices.0")->set_offset_bytes(c.attached.arena().size_bytes()); },
+       {"indices.0", "beyond size_bytes"}},
+      {"last byte beyond the size",
+       [](Case& c) { c.tensor("staging")->set_offset_bytes(c.attached.arena().size_bytes() - 255); },
+       {"staging", "beyond size_bytes"}},
+      {"offset that overflows", [](Case& c) { c.tensor("hot.0")->set_offset_bytes(kMax - 1); }, {"hot.0", "beyond"}},
+      {"extent that overflows",
+       [](Case& c) { c.tensor("hot.1")->set_stride_bytes(0, kMax / 2); },
+       {"hot.1", "overflows"}},
+      {"extent that wraps round to a small number",
+       [](Case& c) {
+         c.tensor("hot.1")->set_shape(0, 5);
+         c.tensor("hot.1")->set_stride_bytes(0, uint64_t{1} << 62);
+       },
+       {"hot.1", "overflows"}},
+      {"wrong number of rows",
+       [](Case& c) { c.tensor("indices.1")->set_shape(0, 4); },
+       {"indices.1", "shape is [4, 7], not [5, 7]"}},
+      {"wrong number of columns", [](Case& c) { c.tensor("hot_rows.0")->set_shape(1, 6); }, {"hot_rows.0", "[5, 6]"}},
+      {"wrong row bytes", [](Case& c) { c.tensor("hot.2")->set_shape(1, 20); }, {"hot.2", "shape"}},
+      {"wrong rank", [](Case& c) { c.tensor("misses.0")->add_shape(1); }, {"misses.0", "dimensions"}},
+      {"no shape",
+       [](Case& c) {
+         c.tensor("misses.0")->clear_shape();
+         c.tensor("misses.0")->clear_stride_bytes();
+       },
+       {"misses.0", "dimensions"}},
+      {"strides that make rows overlap",
+       [](Case& c) { c.tensor("hot.0")->set_stride_bytes(0, 12); },
+       {"hot.0", "stride_bytes[0] 12"}},
+      {"stride zero", [](Case& c) { c.tensor("hot.0")->set_stride_bytes(0, 0); }, {"hot.0", "stride_bytes[0] 0"}},
+      {"elements apart",
+       [](Case& c) { c.tensor("misses.0")->set_stride_bytes(0, 8); },
+       {"misses.0", "stride_bytes[0]"}},
+      {"misaligned offset", [](Case& c) { c.tensor("misses.0")->set_offset_bytes(2); }, {"misses.0", "multiple of 4"}},
+      {"misaligned stride",
+       [](Case& c) { c.tensor("indices.0")->set_stride_bytes(0, 30); },
+       {"indices.0", "multiple of 4"}},
+      {"wrong element", [](Case& c) { c.tensor("indices.0")->set_element("u8"); }, {"indices.0", "element is 'u8'"}},
+      {"unknown element", [](Case& c) { c.tensor("staging")->set_element("f32"); }, {"staging", "'f32'"}},
+      {"two dense tensors in one place",
+       [](Case& c) { c.tensor("hot.1")->set_offset_bytes(c.tensor("hot.0")->offset_bytes() + 64); },
+       {"hot.1", "lies inside 'hot.0'"}},
+      {"missing tensor", [](Case& c) { c.tensor("hot.2")->set_name("hot.3"); }, {"hot.2", "missing"}},
+      {"tensor twice", [](Case& c) { c.tensor("hot.2")->set_name("hot.1"); }, {"hot.1", "twice"}},
+      {"size beyond the descriptor",
+       [](Case& c) { c.attached.mutable_arena()->set_size_bytes(c.attached.arena().size_bytes() + 1); },
+       {"size_bytes", "behind the descriptor"}},
+      {"size zero", [](Case& c) { c.attached.mutable_arena()->set_size_bytes(0); }, {"size_bytes 0"}},
+      {"size that is no size", [](Case& c) { c.attached.mutable_arena()->set_size_bytes(kMax); }, {"size_bytes"}},
+      {"newest row outside the region",
+       [](Case& c) { c.attached.mutable_arena()->set_newest_row(192); },
+       {"newest_row 192"}},
+      {"region less than the hot rows",
+       [](Case& c) { c.attached.mutable_arena()->set_region_rows(99); },
+       {"region_rows 99"}},
+      {"unknown row layout",
+       [](Case& c) { c.attached.mutable_pool()->set_row_layout(v1::ROW_LAYOUT_UNSPECIFIED); },
+       {"row_layout 0"}},
+  };
+  for (const Malformation& malformation : malformations) {
+    SCOPED_TRACE(malformation.what);
+    Case c(v1::ROW_LAYOUT_LINEAR);
+    ASSERT_TRUE(c.Open().ok());
+    malformation.apply(c);
+    const absl::Status status = c.Open().status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
+    for (const char* const part : malformation.message) EXPECT_THAT(std::string(status.message()), HasSubstr(part));
+  }
+}
+
+TEST(ArenaTest, MalformedPagesAreRefused) {
+  for (const char* const name : {"hot.0.values", "hot.2.scales"}) {
+    Case c(v1::ROW_LAYOUT_DSV4_PAGED);
+    ASSERT_TRUE(c.Open().ok());
+    c.tensor(name)->set_shape(1, 32);
+    EXPECT_THAT(std::string(c.Open().status().message()), AllOf(HasSubstr(name), HasSubstr("64")));
+  }
+}
+
+TEST(ArenaTest, UnmappedArenaSaysWhy) {
+  const absl::Status why = absl::UnavailableError("why");
+  const std::shared_ptr<const Arena> arena = Arena::Unmapped(why);
+  EXPECT_EQ(arena->status(), why);
+  EXPECT_EQ(arena->Indices(0).status(), why);
+  EXPECT_EQ(arena->HotRows(0).status(), why);
+  EXPECT_EQ(arena->Misses(0).status(), why);
+  EXPECT_EQ(arena->Staging().status(), why);
+  EXPECT_EQ(arena->HotRow(0, RowPart::kRow, 0).status(), why);
+  EXPECT_TRUE(arena->bytes().empty());
+}
+
+class ArenaSocketTest : public testing::Test {
+ protected:
+  ArenaSocketTest() { c_.attached.mutable_arena()->set_descriptor_socket(path_); }
+
+  absl::StatusOr<std::shared_ptr<const Arena>> Map(absl::Duration bound = absl::Seconds(10)) {
+    return Arena::Map(c_.request, c_.attached, absl::Now() + bound);
+  }
+
+  TemporaryDirectory directory_;
+  const std::string path_ = directory_.path() + "/arena.sock";
+  Case c_{v1::ROW_LAYOUT_LINEAR};
+};
+
+TEST_F(ArenaSocketTest, TheTokenBuysTheDescriptor) {
+  std::string seen;
+  const DescriptorServer server(path_, [&](const std::string& token) {
+    seen = token;
+    return Duplicate(c_.memory);
+  });
+  auto arena = Map();
+  ASSERT_TRUE(arena.ok()) << arena.status();
+  EXPECT_EQ(seen, "secret");
+  (*(*arena)->Indices(0))[0][0] = 77;
+  Oracle oracle(c_);
+  EXPECT_EQ(reinterpret_cast<int32_t&>(oracle.At("indices.0", {0, 0})), 77);
+}
+
+TEST_F(ArenaSocketTest, DescriptorsAreNotLeaked) {
+  const DescriptorServer server(path_, [&](const std::string&) { return Duplicate(c_.memory); });
+  ASSERT_TRUE(Map().ok());
+  const FileDescriptor before = Duplicate(c_.memory);
+  for (int i = 0; i < 10; ++i) ASSERT_TRUE(Map().ok());
+  c_.tensor("hot.0")->set_offset_bytes(kMax);
+  for (int i = 0; i < 10; ++i) ASSERT_FALSE(Map().ok());
+  // The lowest free number moves with each descriptor that is still open. The server's may be about to close.
+  EXPECT_LE(Duplicate(c_.memory).get(), before.get() + 3);
+}
+
+TEST_F(ArenaSocketTest, ARefusalCarriesItsReason) {
+  const DescriptorServer server(path_, [](const std::string&) { return FileDescriptor(); });
+  const absl::Status status = Map().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("no such token"));
+}
+
+TEST_F(ArenaSocketTest, NobodyThere) {
+  EXPECT_EQ(Map().status().code(), absl::StatusCode::kUnavailable);
+  c_.attached.mutable_arena()->clear_descriptor_socket();
+  EXPECT_EQ(Map().status().code(), absl::StatusCode::kFailedPrecondition);
+  c_.attached.mutable_arena()->set_descriptor_socket(std::string(200, 'x'));
+  EXPECT_EQ(Map().status().code(), absl::StatusCode::kInternal);
+}
+
+TEST_F(ArenaSocketTest, ASilentDaemonIsWaitedForUntilTheDeadline) {
+  // Listens, but never accepts.
+  const FileDescriptor listener(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path_.copy(address.sun_path, sizeof(address.sun_path) - 1);
+  ASSERT_EQ(bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  ASSERT_EQ(listen(listener.get(), 0), 0);
+  // The first waits in receive, and the one that finds the queue full in connect.
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(Map(absl::Milliseconds(50)).status().code(), absl::StatusCode::kDeadlineExceeded);
+  }
+  EXPECT_EQ(Map(-absl::Seconds(1)).status().code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+}  // namespace
+}  // namespace stoker::client

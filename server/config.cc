@@ -575,12 +575,12 @@ void AppendWrapped(absl::string_view words, absl::string_view indent, std::strin
   if (column > 0) out->append("\n");
 }
 
-std::string ValueName(const FieldDescriptor* field) {
+const char* ValueName(const FieldDescriptor* field) {
   switch (field->cpp_type()) {
     case FieldDescriptor::CPPTYPE_INT64:
       return "=INTEGER";
     case FieldDescriptor::CPPTYPE_STRING:
-      return KnobOf(field).choice().empty() ? "=STRING" : absl::StrCat("=", absl::StrJoin(KnobOf(field).choice(), "|"));
+      return "=STRING";
     case FieldDescriptor::CPPTYPE_BOOL:
       return "[=true|false]";
     default:
@@ -688,7 +688,8 @@ std::string PrintConfig(const DaemonConfig& config) {
       absl::StrAppend(&out, "\n# ---- ", group, " ----\n");
     }
     out.append("\n");
-    AppendWrapped(absl::StrCat(knob.help(), " ", Bounds(field)), "# ", &out);
+    AppendWrapped(knob.help(), "# ", &out);
+    AppendWrapped(Bounds(field), "# ", &out);
     PrintField(config, field, &out);
   }
   return out;
@@ -715,7 +716,8 @@ std::string HelpText() {
       absl::StrAppend(&out, "\n", group, ":\n");
     }
     absl::StrAppend(&out, "  --", FlagOf(field), ValueName(field), "\n");
-    AppendWrapped(absl::StrCat(knob.help(), " ", Bounds(field)), "      ", &out);
+    AppendWrapped(knob.help(), "      ", &out);
+    AppendWrapped(Bounds(field), "      ", &out);
   }
   return out;
 }

@@ -1,10 +1,12 @@
 #include "server/metrics.h"
 
 #include <CivetServer.h>
+#include <netdb.h>
 #include <prometheus/collectable.h>
 #include <prometheus/exposer.h>
 #include <prometheus/metric_family.h>
 #include <prometheus/text_serializer.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +18,7 @@
 #include <limits>
 #include <map>
 #include <sstream>
+#include <thread>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -25,6 +28,9 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "server/log.h"
 #include "stoker/v1/admin.pb.h"
@@ -431,10 +437,26 @@ bool IsHostAndPort(absl::string_view address) {
          absl::SimpleAtoi(port, &number) && number <= 65535;
 }
 
+// Connects, without waiting for the result, and hangs up.
+void Knock(const std::string& host, int port) {
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), absl::StrCat(port).c_str(), &hints, &found) != 0) return;
+  for (const addrinfo* address = found; address != nullptr; address = address->ai_next) {
+    const int knocker = socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (knocker < 0) continue;
+    (void)!connect(knocker, address->ai_addr, address->ai_addrlen);
+    close(knocker);
+  }
+  freeaddrinfo(found);
+}
+
 }  // namespace
 
 struct Metrics::Exposition {
   std::unique_ptr<prometheus::Exposer> exposer;
+  std::string host;
   int port = 0;
 };
 
@@ -465,6 +487,8 @@ absl::Status Metrics::Serve(const std::string& address) {
     return absl::UnavailableError(absl::StrCat("metrics_address \"", address, "\": cannot listen: ", reason));
   }
   exposition_->exposer->RegisterCollectable(families_);
+  const absl::string_view host = absl::string_view(address).substr(0, address.rfind(':'));
+  exposition_->host = std::string(absl::StripPrefix(absl::StripSuffix(host, "]"), "["));
   const std::vector<int> ports = exposition_->exposer->GetListeningPorts();
   exposition_->port = ports.empty() ? 0 : ports.front();
   return absl::OkStatus();
@@ -472,7 +496,19 @@ absl::Status Metrics::Serve(const std::string& address) {
 
 int Metrics::port() const { return exposition_->port; }
 
-void Metrics::Stop() { exposition_->exposer.reset(); }
+void Metrics::Stop() {
+  if (exposition_->exposer == nullptr) return;
+  // civetweb looks up from its sockets every 2 s only, or when somebody connects: too long for a daemon that restarts.
+  absl::Notification stopped;
+  std::thread knocker([&] {
+    do {
+      Knock(exposition_->host, exposition_->port);
+    } while (!stopped.WaitForNotificationWithTimeout(absl::Milliseconds(10)));
+  });
+  exposition_->exposer.reset();
+  stopped.Notify();
+  knocker.join();
+}
 
 void Metrics::ObserveRpc(std::string_view method, int code, double seconds) {
   families_->ObserveRpc(absl::string_view(method.data(), method.size()), code, seconds);

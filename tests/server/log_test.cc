@@ -1,0 +1,242 @@
+#include "server/log.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <google/protobuf/struct.pb.h>
+#include <google/protobuf/stubs/logging.h>
+#include <google/protobuf/util/json_util.h>
+#include <grpc/grpc.h>
+#include <grpc/support/log.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <limits>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "tests/server/temporary_folder.h"
+
+namespace stoker::server {
+namespace {
+
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
+
+constexpr char kTime[] = "2[0-9][0-9][0-9]-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9]:[0-6][0-9]\\.[0-9][0-9][0-9]Z";
+
+// Reads the log from a socket that keeps the bounds of each write(2).
+class LogTest : public ::testing::Test {
+ protected:
+  LogTest() {
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, sockets_), 0);
+    Start(LogFormat::kText);
+  }
+  ~LogTest() override {
+    Log::Start(LogLevel::kInfo, LogFormat::kText);
+    close(sockets_[0]);
+    close(sockets_[1]);
+  }
+
+  void Start(LogFormat format, LogLevel level = LogLevel::kInfo) { Log::Start(level, format, sockets_[1]); }
+
+  // What one write(2) wrote; empty if nothing was written.
+  std::string Read() {
+    std::string line(1 << 16, '\0');
+    const ssize_t size = recv(sockets_[0], line.data(), line.size(), 0);
+    line.resize(size < 0 ? 0 : size);
+    return line;
+  }
+
+  // The line without its time, level and end.
+  std::string ReadRest() {
+    const std::vector<std::string> parts = absl::StrSplit(Read(), absl::MaxSplits(' ', 2));
+    if (parts.size() < 3) return "";
+    EXPECT_THAT(parts[2], EndsWith("\n"));
+    return parts[2].substr(0, parts[2].size() - 1);
+  }
+
+  google::protobuf::Struct ReadJson() {
+    const std::string line = Read();
+    google::protobuf::Struct object;
+    EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(line, &object).ok()) << line;
+    EXPECT_EQ(line.find('\n'), line.size() - 1);
+    return object;
+  }
+
+  int sockets_[2];
+};
+
+TEST_F(LogTest, TextLineHasTimeLevelMessageAndFields) {
+  Log::Info("session attached", {{"session", "rank0"}, {"pool", "a b"}, {"count", 3}});
+  EXPECT_THAT(Read(), MatchesRegex(absl::StrCat(kTime, " INFO session attached session=rank0 pool=\"a b\" count=3\n")));
+  EXPECT_EQ(Read(), "");
+}
+
+TEST_F(LogTest, JsonLineIsAnObject) {
+  Start(LogFormat::kJson);
+  Log::Warning("a \"b\"\n\x01", {{"text", "x\\y"}, {"yes", true}, {"number", -5}, {"real", 0.25}});
+  const google::protobuf::Struct object = ReadJson();
+  EXPECT_THAT(object.fields().at("time").string_value(), MatchesRegex(kTime));
+  EXPECT_EQ(object.fields().at("level").string_value(), "warning");
+  EXPECT_EQ(object.fields().at("message").string_value(), "a \"b\"\n\x01");
+  EXPECT_EQ(object.fields().at("text").string_value(), "x\\y");
+  EXPECT_TRUE(object.fields().at("yes").bool_value());
+  EXPECT_EQ(object.fields().at("number").number_value(), -5);
+  EXPECT_EQ(object.fields().at("real").number_value(), 0.25);
+}
+
+TEST_F(LogTest, TextEscapesWhatCouldFakeALineOrAField) {
+  Log::Info("two\nlines\t\r\x1b[31m",
+            {{"a", ""}, {"b", "x=y"}, {"c", "q\"q"}, {"d", "b\\b"}, {"e", "n\nn"}, {"f", "ünï"}});
+  EXPECT_EQ(ReadRest(), "two\\nlines\\t\\r\\x1b[31m a=\"\" b=\"x=y\" c=\"q\\\"q\" d=\"b\\\\b\" e=\"n\\nn\" f=ünï");
+}
+
+TEST_F(LogTest, ValuesOfAllTypes) {
+  const std::string text = "text";
+  Log::Info("m", {{"string", text},
+                  {"view", std::string_view(text)},
+                  {"absl_view", absl::string_view(text)},
+                  {"temporary", absl::StrCat("te", "mp")},
+                  {"false", false},
+                  {"min", std::numeric_limits<int64_t>::min()},
+                  {"max", std::numeric_limits<uint64_t>::max()},
+                  {"byte", uint8_t{7}},
+                  {"real", 1e-7},
+                  {"infinity", std::numeric_limits<double>::infinity()}});
+  EXPECT_EQ(ReadRest(),
+            "m string=text view=text absl_view=text temporary=temp false=false min=-9223372036854775808 "
+            "max=18446744073709551615 byte=7 real=1e-07 infinity=inf");
+  Start(LogFormat::kJson);
+  Log::Info("m", {{"infinity", std::numeric_limits<double>::infinity()}});
+  EXPECT_TRUE(ReadJson().fields().at("infinity").has_null_value());
+}
+
+TEST_F(LogTest, InvalidUtf8IsReplaced) {
+  Start(LogFormat::kJson);
+  // A lone continuation byte, an overlong form, a surrogate, a value beyond U+10FFFF, a cut character; then good ones.
+  for (const char* bad : {"\x80", "\xC0\xAF", "\xED\xA0\x80", "\xF4\x90\x80\x80", "\xE2\x82"}) {
+    Log::Info(absl::StrCat("<", bad, ">"));
+    const std::string message = ReadJson().fields().at("message").string_value();
+    EXPECT_THAT(message, MatchesRegex("<(\xEF\xBF\xBD)+>"));
+  }
+  for (const char* good : {"\xC2\xA2", "\xE2\x82\xAC", "\xF0\x9F\x98\x80", "\xF4\x8F\xBF\xBF"}) {
+    Log::Info(good);
+    EXPECT_EQ(ReadJson().fields().at("message").string_value(), good);
+  }
+}
+
+TEST_F(LogTest, LongStringsAreCut) {
+  Start(LogFormat::kJson);
+  for (int size : {4095, 4096, 4097, 100000}) {
+    Log::Info(std::string(size, 'a'), {{"value", std::string(size, '"')}});
+    const google::protobuf::Struct object = ReadJson();
+    const std::string message = object.fields().at("message").string_value();
+    EXPECT_EQ(message, size <= 4096 ? std::string(size, 'a') : std::string(4093, 'a') + "...");
+    EXPECT_EQ(object.fields().at("value").string_value().size(), size <= 4096 ? size : 4096u);
+  }
+  // Not in the middle of a character.
+  std::string euros;
+  for (int i = 0; i < 2000; ++i) euros += "\xE2\x82\xAC";
+  Log::Info("a" + euros);
+  EXPECT_EQ(ReadJson().fields().at("message").string_value(), "a" + euros.substr(0, 3 * 1364) + "...");
+}
+
+TEST_F(LogTest, LevelsFilterAtRunTime) {
+  const auto log_all = [] {
+    Log::Debug("d");
+    Log::Info("i");
+    Log::Warning("w");
+    Log::Error("e");
+  };
+  const char* expected[] = {"DEBUG d", "INFO i", "WARNING w", "ERROR e"};
+  for (LogLevel level : {LogLevel::kDebug, LogLevel::kInfo, LogLevel::kWarning, LogLevel::kError}) {
+    Log::SetLevel(level);
+    log_all();
+    for (int i = static_cast<int>(level); i < 4; ++i) {
+      EXPECT_TRUE(Log::Enabled(static_cast<LogLevel>(i)));
+      EXPECT_THAT(Read(), HasSubstr(absl::StrCat(" ", expected[i], "\n")));
+    }
+    EXPECT_EQ(Read(), "");
+  }
+  EXPECT_FALSE(Log::Enabled(LogLevel::kWarning));
+}
+
+TEST_F(LogTest, NamesAreThoseOfTheConfiguration) {
+  EXPECT_EQ(ParseLogLevel("debug"), LogLevel::kDebug);
+  EXPECT_EQ(ParseLogLevel("info"), LogLevel::kInfo);
+  EXPECT_EQ(ParseLogLevel("warning"), LogLevel::kWarning);
+  EXPECT_EQ(ParseLogLevel("error"), LogLevel::kError);
+  EXPECT_EQ(ParseLogLevel("INFO"), std::nullopt);
+  EXPECT_EQ(ParseLogFormat("text"), LogFormat::kText);
+  EXPECT_EQ(ParseLogFormat("json"), LogFormat::kJson);
+  EXPECT_EQ(ParseLogFormat(""), std::nullopt);
+}
+
+TEST_F(LogTest, LibrariesLogHereToo) {
+  grpc_init();  // which also reads GRPC_VERBOSITY
+  gpr_log("/build/src/core/lib/x.cc", 12, GPR_LOG_SEVERITY_ERROR, "cannot %s", "bind");
+  EXPECT_THAT(Read(), HasSubstr(" ERROR cannot bind library=grpc source=x.cc:12\n"));
+  grpc_shutdown();
+  GOOGLE_LOG(WARNING) << "odd message";
+  EXPECT_THAT(Read(),
+              MatchesRegex(absl::StrCat(kTime, " WARNING odd message library=protobuf source=log_test.cc:[0-9]+\n")));
+}
+
+TEST_F(LogTest, LostLinesAreCountedAndErrnoIsKept) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_NONBLOCK), 0);
+  Log::Start(LogLevel::kInfo, LogFormat::kText, ends[1]);
+  const uint64_t lost = Log::lost_lines();
+  Log::Info("fits");
+  EXPECT_EQ(Log::lost_lines(), lost);
+  const std::string filler(4096, 'x');
+  while (write(ends[1], filler.data(), filler.size()) > 0) {
+  }
+  errno = ENOTDIR;
+  Log::Info("does not fit");
+  EXPECT_EQ(errno, ENOTDIR);
+  EXPECT_EQ(Log::lost_lines(), lost + 1);
+  close(ends[0]);
+  close(ends[1]);
+}
+
+TEST_F(LogTest, LinesOfManyThreadsDoNotMix) {
+  constexpr int kThreads = 8;
+  constexpr int kLines = 500;
+  TemporaryFolder folder;
+  const int file = open(folder.path("log").c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+  ASSERT_GE(file, 0);
+  Log::Start(LogLevel::kInfo, LogFormat::kJson, file);
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([thread] {
+      for (int i = 0; i < kLines; ++i) {
+        Log::Info("event", {{"id", thread * kLines + i}, {"filler", std::string(i, 'a' + thread)}});
+        Log::Debug("not shown");
+        if (i == kLines / 2) Log::SetLevel(LogLevel::kInfo);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  close(file);
+  std::set<int> ids;
+  for (absl::string_view line : absl::StrSplit(folder.Read("log"), '\n', absl::SkipEmpty())) {
+    google::protobuf::Struct object;
+    ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(std::string(line), &object).ok()) << line;
+    const int id = static_cast<int>(object.fields().at("id").number_value());
+    EXPECT_EQ(object.fields().at("filler").string_value(), std::string(id % kLines, 'a' + id / kLines));
+    EXPECT_TRUE(ids.insert(id).second);
+  }
+  EXPECT_EQ(ids.size(), kThreads * kLines);
+}
+
+}  // namespace
+}  // namespace stoker::server

@@ -32,10 +32,10 @@ std::vector<std::string> ReadLines(const std::string& path) {
   return lines;
 }
 
-// The number behind `key` in lines of the form "key number ...".
+// The number behind `key` in lines of the form "key number ...", between them blanks or a tab.
 std::optional<uint64_t> ReadField(const std::string& path, absl::string_view key) {
   for (const std::string& line : ReadLines(path)) {
-    const std::vector<absl::string_view> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
+    const std::vector<absl::string_view> words = absl::StrSplit(line, absl::ByAnyChar(" \t"), absl::SkipEmpty());
     uint64_t value;
     if (words.size() >= 2 && words[0] == key && absl::SimpleAtoi(words[1], &value)) return value;
   }

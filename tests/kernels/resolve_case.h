@@ -94,7 +94,10 @@ class ResolveCase {
   // The arguments over the copy of the image at `base`.
   ResolveArgs Args(std::byte* base) const;
   void PoisonOutputs();
-  testing::AssertionResult CheckInvariants();
+  // The order is a permutation, and slot_of is the inverse of slot_key.
+  testing::AssertionResult CheckResidency();
+  // The outcomes of every row sum to its entries >= 0.
+  testing::AssertionResult CheckOutcomes() const;
 
  private:
   int32_t TableRows() const { return shape_.table_rows != 0 ? shape_.table_rows : shape_.state_rows; }

@@ -1,0 +1,116 @@
+// Strands by themselves: errors of the work, fairness, and events of somebody else.
+#include "kernels/cpu/strand.h"
+
+#include <atomic>
+#include <functional>
+#include <memory>
+
+#include "gtest/gtest.h"
+
+namespace stoker::kernels::cpu {
+namespace {
+
+absl::Status Collect(Strand& strand) {
+  absl::Status result = absl::UnknownError("not notified");
+  strand.Notify([&](absl::Status status) { result = std::move(status); });
+  strand.Drain();
+  return result;
+}
+
+TEST(StrandTest, NotifyTellsTheFirstErrorOnce) {
+  StrandPool pool(2);
+  const auto strand = std::make_shared<Strand>(&pool);
+  EXPECT_TRUE(Collect(*strand).ok());
+  strand->Run([] { return absl::OkStatus(); });
+  strand->Run([] { return absl::InternalError("first"); });
+  strand->Run([] { return absl::DataLossError("second"); });
+  strand->Run([] { return absl::OkStatus(); });
+  EXPECT_EQ(Collect(*strand), absl::InternalError("first"));
+  EXPECT_TRUE(Collect(*strand).ok());
+  strand->Run([] { return absl::DataLossError("third"); });
+  EXPECT_EQ(Collect(*strand), absl::DataLossError("third"));
+}
+
+TEST(StrandTest, AnErrorStaysOnItsStrand) {
+  StrandPool pool(1);
+  const auto bad = std::make_shared<Strand>(&pool);
+  const auto good = std::make_shared<Strand>(&pool);
+  bad->Run([] { return absl::InternalError("mine"); });
+  good->Wait(bad->Record());
+  EXPECT_TRUE(Collect(*good).ok());
+  EXPECT_FALSE(Collect(*bad).ok());
+}
+
+// A strand that never runs dry must not keep the only thread from the others.
+TEST(StrandTest, EndlessWorkLeavesTurnsToOthers) {
+  StrandPool pool(1);
+  const auto busy = std::make_shared<Strand>(&pool);
+  const auto other = std::make_shared<Strand>(&pool);
+  std::atomic<bool> stop = false;
+  // Every item enqueues the next before it ends.
+  std::function<void()> again = [&] {
+    busy->Run([&] {
+      if (!stop) again();
+      return absl::OkStatus();
+    });
+  };
+  again();
+  EXPECT_TRUE(Collect(*other).ok());
+  stop = true;
+  busy->Drain();
+}
+
+class ForeignEvent : public Event {
+ public:
+  bool Done() const override {
+    ++looks;
+    return done;
+  }
+  mutable std::atomic<int> looks = 0;
+  std::atomic<bool> done = false;
+};
+
+TEST(StrandTest, WaitsForAnEventOfAnotherBackend) {
+  StrandPool pool(1);
+  const auto waiting = std::make_shared<Strand>(&pool);
+  const auto other = std::make_shared<Strand>(&pool);
+  const auto event = std::make_shared<ForeignEvent>();
+  waiting->Wait(event);
+  std::atomic<bool> ran = false;
+  waiting->Run([&] {
+    ran = true;
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(Collect(*other).ok()) << "the thread is free for others meanwhile";
+  EXPECT_FALSE(ran);
+  event->done = true;
+  waiting->Drain();
+  EXPECT_TRUE(ran);
+}
+
+TEST(StrandTest, CapturesDieBeforeTheStrandIsIdle) {
+  StrandPool pool(1);
+  const auto strand = std::make_shared<Strand>(&pool);
+  std::weak_ptr<int> watched;
+  {
+    auto owned = std::make_shared<int>(1);
+    watched = owned;
+    strand->Run([owned = std::move(owned)] { return absl::OkStatus(); });
+  }
+  strand->Drain();
+  EXPECT_TRUE(watched.expired());
+}
+
+TEST(StrandTest, PoolsOfManyThreadsStartAndStop) {
+  for (const int threads : {1, 2, 16}) {
+    for (int i = 0; i < 20; ++i) {
+      StrandPool pool(threads);
+      if (i % 2 == 0) continue;
+      const auto strand = std::make_shared<Strand>(&pool);
+      EXPECT_TRUE(Collect(*strand).ok());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace stoker::kernels::cpu

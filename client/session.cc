@@ -26,6 +26,8 @@ constexpr char kTokenKey[] = "stoker-token";
 constexpr size_t kMaxTokenBytes = 4096;
 // Events wait here while a callback runs. One more replaces the youngest.
 constexpr size_t kMaxQueuedEvents = 64;
+// How long after the last read of a stream its status may come.
+constexpr absl::Duration kStatusGrace = absl::Seconds(1);
 // Bound of the Detach that the destructor sends.
 constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
 
@@ -89,10 +91,18 @@ class AttachStream : public grpc::ClientReadReactor<v1::AttachResponse> {
   // The next message, or the status with which the stream ended.
   Outcome Next(absl::Time deadline, v1::AttachResponse* message, absl::Status* status) {
     Lock lock(mutex_);
-    if (!WaitUntil(changed_, lock, deadline, [this] { return !events_.empty() || end_.has_value(); })) {
+    if (!WaitUntil(changed_, lock, deadline, [this] { return !events_.empty() || reads_over_ || end_.has_value(); })) {
       return Outcome::kTimeout;
     }
     if (events_.empty()) {
+      // The status follows the last read at once, unless that was a message that could not be parsed: then the stream
+      // stays open without anybody reading it.
+      if (!WaitUntil(changed_, lock, absl::Now() + kStatusGrace, [this] { return end_.has_value(); })) {
+        lock.unlock();
+        CancelAndWait();
+        *status = absl::InternalError("Attach brought a message that cannot be parsed");
+        return Outcome::kEnded;
+      }
       *status = *end_;
       return Outcome::kEnded;
     }
@@ -111,7 +121,12 @@ class AttachStream : public grpc::ClientReadReactor<v1::AttachResponse> {
   }
 
   void OnReadDone(bool ok) override {
-    if (!ok) return;  // OnDone follows
+    if (!ok) {
+      const std::lock_guard lock(mutex_);
+      reads_over_ = true;
+      changed_.notify_all();
+      return;
+    }
     {
       const std::lock_guard lock(mutex_);
       if (events_.size() == kMaxQueuedEvents) events_.pop_back();
@@ -137,8 +152,10 @@ class AttachStream : public grpc::ClientReadReactor<v1::AttachResponse> {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<v1::AttachResponse> events_;  // guarded by mutex_
-  std::optional<absl::Status> end_;        // guarded by mutex_
+  // Guarded by mutex_.
+  std::deque<v1::AttachResponse> events_;
+  bool reads_over_ = false;
+  std::optional<absl::Status> end_;
 };
 
 // One attachment. Immutable.

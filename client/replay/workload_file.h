@@ -38,8 +38,8 @@ struct Workload {
 
 struct SlotDump {
   uint32_t steps = 0, rows = 0, top_k = 0, hot_rows = 0;
-  std::vector<int16_t> slots;   // [steps][rows][top_k]
-  std::vector<int32_t> misses;  // [steps][rows]
+  std::vector<int16_t> slots = {};   // [steps][rows][top_k]
+  std::vector<int32_t> misses = {};  // [steps][rows]
 };
 
 // INVALID_ARGUMENT names the field, its value and its limit, or the first entry that is out of range or a repeat.

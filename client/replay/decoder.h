@@ -1,0 +1,62 @@
+// Decodes open sequences in one continuous batch: each step gives every one of them its next token.
+//
+// Thread safety: belongs to one thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/arena.h"
+#include "client/replay/engine_session.h"
+#include "client/replay/options.h"
+#include "client/replay/random.h"
+#include "client/replay/rank_report.h"
+#include "client/replay/workload_model.h"
+
+namespace stoker::replay {
+
+class Decoder {
+ public:
+  // `capacity` is the most sequences at a time. The pointers must outlive the decoder.
+  static absl::StatusOr<std::unique_ptr<Decoder>> Make(const Options& options, uint32_t capacity,
+                                                       EngineSession* session, RankReport* report);
+
+  // Takes a sequence whose prompt is stored and that has output tokens.
+  void Add(const OpenSequence& sequence);
+  size_t running() const { return running_.size(); }
+
+  // Decodes one token of every sequence: writes the newest rows, has them committed where the session is the writer,
+  // resolves and gathers all groups in one call, and checks every row that the daemon names. Sequences that have all
+  // their tokens leave, in the order in which they came, and are appended to `ended`.
+  absl::Status Step(std::vector<OpenSequence>* ended);
+
+ private:
+  struct Running {
+    OpenSequence sequence;
+    uint32_t rows = 0;  // before the step
+    Random random{0};
+    std::vector<std::unique_ptr<WorkloadModel>> models;  // of each group
+  };
+
+  Decoder(const Options& options, EngineSession* session, RankReport* report)
+      : options_(options), session_(session), report_(report) {}
+
+  // Where the entries of one batch row are written, and where their answers are read.
+  absl::Span<int32_t> Entries(uint32_t group, size_t row);
+  absl::Span<const int32_t> HotRows(uint32_t group, size_t row) const;
+  void Prepare();
+  absl::Status CheckReply();
+
+  const Options& options_;
+  EngineSession* const session_;
+  RankReport* const report_;
+  std::vector<client::MatrixView<int32_t>> indices_;         // of each group, when the arena is mapped
+  std::vector<client::MatrixView<const int32_t>> hot_rows_;  // likewise
+  std::vector<Running> running_;
+  v1::StepRequest request_;
+  v1::StepResponse response_;
+};
+
+}  // namespace stoker::replay

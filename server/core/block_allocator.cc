@@ -99,10 +99,10 @@ bool BlockAllocator::Allocate(int64_t count, int32_t hint, std::vector<int32_t>*
     left -= run;
   }
   absl::InlinedVector<std::pair<int64_t, int64_t>, 16> runs;
+  Neighbours neighbours;
   while (left > 0) {
     const int64_t run = std::min<int64_t>(left, runs_[1].longest);
-    const int64_t first = Nearest(from, run);
-    Take(first, run, nullptr);
+    const int64_t first = TakeNearest(from, run, &neighbours);
     runs.push_back({first, run});
     left -= run;
   }
@@ -192,16 +192,32 @@ int64_t BlockAllocator::FreeRunAt(int64_t first, int64_t limit) const {
   return std::min(run, limit);
 }
 
-int64_t BlockAllocator::Nearest(int64_t from, int64_t count) const {
+int64_t BlockAllocator::TakeNearest(int64_t from, int64_t count, Neighbours* neighbours) {
   const int64_t length = leaves_ * kWordBlocks;
-  const int64_t after = Search{*this, from, count}.Visit<true>(1, 0, length);
-  const int64_t before = from > 0 ? Search{*this, from, count}.Visit<false>(1, 0, length) : -1;
-  if (after >= 0 && (before < 0 || after - from <= from - (before + count))) return after;
-  if (before >= 0) return before;
-  // The only run that is long enough lies across `from`.
-  const int64_t across = Search{*this, 0, count}.Visit<true>(1, 0, length);
-  STOKER_CHECK(across >= 0);
-  return across;
+  const bool same = neighbours->count == count;
+  neighbours->count = count;
+  if (!same || neighbours->after == kUnknown) {
+    neighbours->after = Search{*this, from, count}.Visit<true>(1, 0, length);
+  }
+  if (!same || neighbours->before == kUnknown) {
+    neighbours->before = Search{*this, from, count}.Visit<false>(1, 0, length);
+  }
+  const int64_t after = neighbours->after;
+  const int64_t before = neighbours->before;
+  int64_t first;
+  if (after >= 0 && (before < 0 || after - from <= from - (before + count))) {
+    first = after;
+    neighbours->after = kUnknown;
+  } else if (before >= 0) {
+    first = before;
+    neighbours->before = kUnknown;
+  } else {
+    // The only run that is long enough lies across `from`.
+    first = Search{*this, 0, count}.Visit<true>(1, 0, length);
+    STOKER_CHECK(first >= 0);
+  }
+  Take(first, count, nullptr);
+  return first;
 }
 
 BlockAllocator::Runs BlockAllocator::RunsOfWord(uint64_t word) {

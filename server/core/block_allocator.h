@@ -72,6 +72,13 @@ class BlockAllocator {
     int32_t longest = 0;
     friend bool operator==(const Runs&, const Runs&) = default;
   };
+  static constexpr int64_t kUnknown = -2;
+  // The nearest runs of `count` free blocks, or -1. What is not taken stays valid until the next length.
+  struct Neighbours {
+    int64_t count = 0;
+    int64_t after = kUnknown;
+    int64_t before = kUnknown;
+  };
   struct Search;
 
   static Runs RunsOfWord(uint64_t word);
@@ -79,8 +86,8 @@ class BlockAllocator {
   bool Free(int32_t block);
   void Take(int64_t first, int64_t count, std::vector<int32_t>* blocks);
   int64_t FreeRunAt(int64_t first, int64_t limit) const;
-  // First block of the nearest run of `count` free blocks; there is one.
-  int64_t Nearest(int64_t from, int64_t count) const;
+  // Takes the run of `count` free blocks that is nearest to `from`, and returns its first block. There must be one.
+  int64_t TakeNearest(int64_t from, int64_t count, Neighbours* neighbours);
   void RefreshLeaves(int64_t first_word, int64_t last_word);
   void Refresh();
 

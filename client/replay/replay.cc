@@ -1,5 +1,6 @@
 #include "client/replay/replay.h"
 
+#include <grpc/grpc.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -90,8 +91,13 @@ absl::StatusOr<ReplayPlan> MakePlan(const Options& options, std::vector<Request>
   return plan;
 }
 
+// Keeps gRPC running until the process ends. gRPC 1.51 may otherwise wait up to ten seconds when its last channel is
+// destroyed, for a thread that polls with that time limit.
+void KeepGrpc() { grpc_init(); }
+
 // Deletes the pool of a daemon that goes on running. The sessions may take a moment to end.
 absl::Status DeletePool(const ReplayPlan& plan) {
+  KeepGrpc();
   auto client = client::Client::Connect(plan.address);
   if (!client.ok()) return client.status();
   v1::DeletePoolRequest request;
@@ -164,7 +170,10 @@ int RunWithDaemon(ReplayPlan plan, const PlanBody& body) {
   const absl::Status status = RunProcesses(
       plan,
       [&](uint32_t engine, uint32_t rank, FollowerLinks followers, std::optional<LeaderLink> leader,
-          RankReport* report) { return body(plan, engine, rank, std::move(followers), std::move(leader), report); },
+          RankReport* report) {
+        KeepGrpc();
+        return body(plan, engine, rank, std::move(followers), std::move(leader), report);
+      },
       &result);
 
   absl::Status tidied;

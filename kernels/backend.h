@@ -18,6 +18,7 @@
 #include "kernels/gather.h"
 #include "kernels/invalidate.h"
 #include "kernels/resolve.h"
+#include "kernels/resolve_gather.h"
 #include "kernels/transfer.h"
 
 namespace stoker::kernels {
@@ -59,6 +60,12 @@ class Stream {
   virtual absl::Status Copy(void* dst, const void* src, size_t bytes) = 0;
 
   virtual absl::Status Resolve(const ResolveArgs& args) = 0;
+  // Resolve, then Gather of its misses; a backend may make one operation of the two.
+  virtual absl::Status ResolveGather(const ResolveArgs& resolve, const GatherCompactArgs& gather) {
+    if (absl::Status status = Validate(resolve, gather); !status.ok()) return status;
+    if (absl::Status status = Resolve(resolve); !status.ok()) return status;
+    return Gather(gather);
+  }
   virtual absl::Status Gather(const GatherCompactArgs& args) = 0;
   virtual absl::Status Gather(const GatherDenseArgs& args) = 0;
   virtual absl::Status Transfer(const TransferArgs& args) = 0;
@@ -73,6 +80,8 @@ class Backend {
 
   // "cpu", or the UUID of the GPU.
   virtual std::string_view device() const = 0;
+  // Whether operations reach pageable host memory, so that bytes of a message need no copy to be read or written.
+  virtual bool reaches_pageable_memory() const { return true; }
   // Zeroed host memory for a pool, which the device reads and writes. RESOURCE_EXHAUSTED names asked and available
   // bytes.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocatePool(size_t bytes) = 0;

@@ -68,7 +68,7 @@ absl::Status SessionStorage::EnqueueNewest(const core::StepWork& work) {
   return absl::OkStatus();
 }
 
-absl::Status SessionStorage::EnqueueGather(int32_t group, absl::Span<const int32_t> layers) {
+kernels::GatherCompactArgs SessionStorage::GatherArgs(int32_t group, absl::Span<const int32_t> layers) const {
   const SessionMemory::Group& memory = memory_.groups[group];
   kernels::GatherCompactArgs args;
   args.pool = pool_;
@@ -83,7 +83,7 @@ absl::Status SessionStorage::EnqueueGather(int32_t group, absl::Span<const int32
   args.rows = plans_[group].rows;
   args.top_k = plans_[group].top_k;
   args.gathered_bytes = Counter(kGatheredBytes);
-  return stream_->Gather(args);
+  return args;
 }
 
 absl::Status SessionStorage::EnqueueGroup(const core::StepWork& work, const core::StepGroupWork& group) {
@@ -133,10 +133,15 @@ absl::Status SessionStorage::EnqueueGroup(const core::StepWork& work, const core
   args.miss_counts = InState<int32_t>(memory.miss_counts);
   args.counts = InState<int32_t>(memory.counts);
   args.stats = Counter(0);
-  if (absl::Status status = stream_->Resolve(args); !status.ok()) return status;
-  plans_[group.group] = {static_cast<int32_t>(rows), work.top_k, spec_.groups[group.group]};
+  Plan& plan = plans_[group.group];
+  plan.rows = static_cast<int32_t>(rows);
+  plan.top_k = work.top_k;
   if (group.gather) {
-    if (absl::Status status = FlushPlan(group.group); !status.ok()) return status;
+    const absl::Status enqueued = stream_->ResolveGather(args, GatherArgs(group.group, spec_.groups[group.group]));
+    if (!enqueued.ok()) return enqueued;
+  } else {
+    if (absl::Status enqueued = stream_->Resolve(args); !enqueued.ok()) return enqueued;
+    plan.pending = spec_.groups[group.group];
   }
   const auto download = [this](void* target, const void* source, int64_t bytes) {
     return target == nullptr ? absl::OkStatus() : stream_->Copy(target, source, static_cast<size_t>(bytes));
@@ -213,7 +218,7 @@ absl::Status SessionStorage::Step(core::StepWork& work) {
 absl::Status SessionStorage::FlushPlan(int32_t group) {
   std::vector<int32_t> pending;
   pending.swap(plans_[group].pending);
-  return pending.empty() ? absl::OkStatus() : EnqueueGather(group, pending);
+  return pending.empty() ? absl::OkStatus() : stream_->Gather(GatherArgs(group, pending));
 }
 
 absl::Status SessionStorage::FlushPlans() {
@@ -234,7 +239,7 @@ absl::Status SessionStorage::Gather(int32_t group, absl::Span<const int32_t> lay
     plan.pending.erase(it);
   }
   if (!wanted.empty()) {
-    if (absl::Status status = EnqueueGather(group, wanted); !status.ok()) return status;
+    if (absl::Status status = stream_->Gather(GatherArgs(group, wanted)); !status.ok()) return status;
   }
   return CopyTotals(totals);
 }

@@ -39,8 +39,8 @@ class SessionStorage final : public core::SessionStorage {
   void Notify(absl::AnyInvocable<void(absl::Status) &&> done) override;
 
  private:
-  // The last plan of a group, and the layers whose rows were not copied yet. Its hot rows count as filled, so it is carried out
-  // at the latest before the next plan of the group and before any block that it names can be given up.
+  // The last plan of a group, and the layers whose rows were not copied yet. Its hot rows count as filled, so it is
+  // carried out at the latest before the next plan of the group and before any block that it names can be given up.
   struct Plan {
     int32_t rows = 0;
     int32_t top_k = 0;
@@ -81,7 +81,7 @@ class SessionStorage final : public core::SessionStorage {
   absl::Status UploadResident(const core::StepRowWork& row);
   absl::Status EnqueueNewest(const core::StepWork& work);
   absl::Status EnqueueGroup(const core::StepWork& work, const core::StepGroupWork& group);
-  absl::Status EnqueueGather(int32_t group, absl::Span<const int32_t> layers);
+  kernels::GatherCompactArgs GatherArgs(int32_t group, absl::Span<const int32_t> layers) const;
   absl::Status FlushPlan(int32_t group);
   absl::Status FlushPlans();
   absl::Status CopyTotals(core::DeviceTotals* totals);

@@ -2,11 +2,11 @@
 
 #include <fstream>
 
-#include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/client/fake_arena.h"
 #include "tests/client/fake_daemon.h"
+#include "tests/client/gate.h"
 #include "tests/client/temporary_directory.h"
 
 namespace stoker::client {
@@ -156,15 +156,12 @@ TEST_F(ClientTest, EveryCallHasADeadline) {
 }
 
 TEST_F(ClientTest, ADaemonThatDoesNotAnswerCostsTheDeadline) {
-  absl::Notification open;
-  daemon_.SetHook([&](const std::string&) {
-    open.WaitForNotification();
-    return absl::OkStatus();
-  });
+  const Gate gate;
+  daemon_.SetHook(gate.Hook("GetStatus"));
   CallOptions options;
   options.timeout = absl::Milliseconds(100);
   EXPECT_EQ(Connect().GetStatus(options).status().code(), absl::StatusCode::kDeadlineExceeded);
-  open.Notify();
+  gate.Open();
 }
 
 TEST_F(ClientTest, StatusesComeThroughWithCodeAndMessage) {

@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -323,6 +325,7 @@ class FakeDaemon::Impl {
       auto* const lease = new Lease([this, token] {
         const std::lock_guard end_lock(impl_.mutex_);
         impl_.sessions_.erase(token);
+        impl_.session_ended_.notify_all();
       });
       for (const auto& entry : impl_.sessions_) {
         if (request->name().empty() || entry.second.name != request->name()) continue;
@@ -512,6 +515,7 @@ class FakeDaemon::Impl {
         v1::StepGroupResult& result = *response->add_groups();
         result.set_group(group.group());
         *result.mutable_hot_rows() = group.indices();
+        for (int row = 0; row < request.rows_size(); ++row) result.add_counts();
       }
       return absl::OkStatus();
     }
@@ -555,6 +559,8 @@ class FakeDaemon::Impl {
   std::unique_ptr<grpc::Server> server_;
 
   mutable std::mutex mutex_;
+  mutable std::condition_variable session_ended_;
+  // Guarded by mutex_.
   uint64_t boot_epoch_ = 100;
   bool draining_ = false;
   uint64_t last_session_id_ = 0;
@@ -606,9 +612,9 @@ uint64_t FakeDaemon::boot_epoch() const {
   return impl_->boot_epoch_;
 }
 
-size_t FakeDaemon::session_count() const {
-  const std::lock_guard lock(impl_->mutex_);
-  return impl_->sessions_.size();
+bool FakeDaemon::AwaitNoSession() const {
+  std::unique_lock lock(impl_->mutex_);
+  return impl_->session_ended_.wait_for(lock, std::chrono::seconds(20), [&] { return impl_->sessions_.empty(); });
 }
 
 std::vector<SeenCall> FakeDaemon::calls(const std::string& method) const {

@@ -52,7 +52,8 @@ class FakeDaemon {
   void EndSessions(const absl::Status& status);
 
   uint64_t boot_epoch() const;
-  size_t session_count() const;
+  // False where a session is left after a time in which it must have ended.
+  bool AwaitNoSession() const;
   std::vector<SeenCall> calls(const std::string& method) const;
   // The memory of the newest session's arena.
   FileDescriptor arena_memory() const;

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <string>
@@ -10,12 +11,12 @@
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "client/backoff.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/client/fake_arena.h"
 #include "tests/client/fake_daemon.h"
+#include "tests/client/gate.h"
 #include "tests/client/temporary_directory.h"
 
 namespace stoker::client {
@@ -49,36 +50,6 @@ class Events {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::string> events_;
-};
-
-// Holds calls of one method back until it is opened.
-class Gate {
- public:
-  std::function<absl::Status(const std::string&)> Hook(const std::string& method) {
-    return [this, method](const std::string& called) {
-      if (called != method) return absl::OkStatus();
-      std::unique_lock lock(mutex_);
-      ++waiting_;
-      changed_.notify_all();
-      changed_.wait(lock, [&] { return open_; });
-      return absl::OkStatus();
-    };
-  }
-  bool AwaitCaller() {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, kSoon, [&] { return waiting_ > 0; });
-  }
-  void Open() {
-    const std::lock_guard lock(mutex_);
-    open_ = true;
-    changed_.notify_all();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int waiting_ = 0;
-  bool open_ = false;
 };
 
 v1::AdmitRequest AdmitOne(uint32_t prompt_rows = 10) {
@@ -345,7 +316,7 @@ TEST_F(SessionTest, AnEvictedSessionEndsForGood) {
 TEST_F(SessionTest, DestroyingASessionDetachesIt) {
   Attach().reset();
   EXPECT_EQ(daemon_.calls("Detach").size(), 1u);
-  EXPECT_EQ(daemon_.session_count(), 0u);
+  EXPECT_TRUE(daemon_.AwaitNoSession());
 }
 
 TEST_F(SessionTest, ASessionComesBackAfterTheDaemonRestarts) {

@@ -1,15 +1,8 @@
-// stokerctl as a process against the fake daemon. Its path comes from the build as STOKERCTL.
-#include <fcntl.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <fstream>
-#include <sstream>
+// stokerctl and the examples as processes against the fake daemon. Their paths come from the build.
+#include <algorithm>
 #include <string>
 #include <vector>
 
-#include "absl/synchronization/notification.h"
 #include "client/session.h"
 #include "gmock/gmock.h"
 #include "google/protobuf/struct.pb.h"
@@ -17,6 +10,8 @@
 #include "gtest/gtest.h"
 #include "tests/client/fake_arena.h"
 #include "tests/client/fake_daemon.h"
+#include "tests/client/gate.h"
+#include "tests/client/program.h"
 #include "tests/client/temporary_directory.h"
 
 namespace stoker::client {
@@ -27,49 +22,21 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-struct Result {
-  int exit_code = -1;
-  std::string out;
-  std::string err;
-};
-
 class StokerctlTest : public testing::Test {
  protected:
   StokerctlTest() { daemon_.AddPool(FakePoolSpec("kv", v1::ROW_LAYOUT_SPLIT_KV)); }
 
   // STOKER_SERVER is `server`, the fake daemon by default.
-  Result Run(const std::vector<std::string>& arguments) { return Run(arguments, daemon_.address()); }
-  Result Run(const std::vector<std::string>& arguments, const std::string& server) {
-    const std::string out = directory_.path() + "/out", err = directory_.path() + "/err";
-    std::vector<char*> argv = {const_cast<char*>("stokerctl")};
-    for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
-    argv.push_back(nullptr);
-    std::string variable = "STOKER_SERVER=" + server;
-    std::vector<char*> environment;
-    for (char** entry = environ; *entry != nullptr; ++entry) environment.push_back(*entry);
-    environment.push_back(variable.data());
-    environment.push_back(nullptr);
-    posix_spawn_file_actions_t files;
-    posix_spawn_file_actions_init(&files);
-    posix_spawn_file_actions_addopen(&files, 1, out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    posix_spawn_file_actions_addopen(&files, 2, err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    pid_t child = 0;
-    EXPECT_EQ(posix_spawn(&child, STOKERCTL, &files, nullptr, argv.data(), environment.data()), 0);
-    posix_spawn_file_actions_destroy(&files);
-    int status = 0;
-    EXPECT_EQ(waitpid(child, &status, 0), child);
-    Result result;
-    result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    result.out = ReadAll(out);
-    result.err = ReadAll(err);
-    return result;
+  ProgramResult Run(const std::vector<std::string>& arguments) { return Run(arguments, daemon_.address()); }
+  ProgramResult Run(const std::vector<std::string>& arguments, const std::string& server) {
+    return RunProgram(STOKERCTL, arguments, {"STOKER_SERVER=" + server}, directory_.path());
   }
 
   // The reply that --json printed.
   template <typename Message>
   Message RunJson(std::vector<std::string> arguments) {
     arguments.push_back("--json");
-    const Result result = Run(arguments);
+    const ProgramResult result = Run(arguments);
     EXPECT_EQ(result.exit_code, 0) << result.err;
     Message message;
     const auto status = google::protobuf::util::JsonStringToMessage(result.out, &message);
@@ -77,18 +44,12 @@ class StokerctlTest : public testing::Test {
     return message;
   }
 
-  static std::string ReadAll(const std::string& path) {
-    std::ostringstream text;
-    text << std::ifstream(path).rdbuf();
-    return text.str();
-  }
-
   TemporaryDirectory directory_;
   FakeDaemon daemon_{directory_.path()};
 };
 
 TEST_F(StokerctlTest, HelpAndVersion) {
-  const Result help = Run({"--help"});
+  const ProgramResult help = Run({"--help"});
   EXPECT_EQ(help.exit_code, 0);
   EXPECT_THAT(help.out, AllOf(HasSubstr("Usage: stokerctl"), HasSubstr("Exit codes"), HasSubstr("STOKER_SERVER"),
                               HasSubstr("unix:/run/stoker/stokerd.sock")));
@@ -109,12 +70,12 @@ TEST_F(StokerctlTest, HelpAndVersion) {
     EXPECT_THAT(help.out, HasSubstr(command.back()));
     std::vector<std::string> with_flag = command;
     with_flag.push_back("--help");
-    const Result own = Run(with_flag);
+    const ProgramResult own = Run(with_flag);
     EXPECT_EQ(own.exit_code, 0);
     EXPECT_THAT(own.out, AllOf(HasSubstr("Usage: " + words), HasSubstr("--timeout")));
   }
   EXPECT_THAT(Run({"pools", "create", "--help"}).out, HasSubstr("--row-layout"));
-  const Result version = Run({"--version"});
+  const ProgramResult version = Run({"--version"});
   EXPECT_EQ(version.exit_code, 0);
   EXPECT_THAT(version.out, testing::ContainsRegex("^stokerctl [0-9]+\\.[0-9]+\\.[0-9]+\n$"));
 }
@@ -140,7 +101,7 @@ TEST_F(StokerctlTest, WrongUsageIsExitCode2AndReachesNobody) {
         {"pools", "create", "p", "--layers", "1", "--blocks", "1", "--row-bytes", "4", "--row-layout", "round"},
         {"pools", "create", "p", "--layers", "1", "--blocks", "1", "--row-bytes", "4", "--row-layout", "split-kv"},
         {"pools", "create", "p", "--layers", "4294967296", "--blocks", "1", "--row-bytes", "4"}}) {
-    const Result result = Run(arguments);
+    const ProgramResult result = Run(arguments);
     EXPECT_EQ(result.exit_code, 2) << testing::PrintToString(arguments) << result.err;
     EXPECT_THAT(result.out, IsEmpty());
     EXPECT_THAT(result.err, HasSubstr("stokerctl"));
@@ -153,31 +114,28 @@ TEST_F(StokerctlTest, WrongUsageIsExitCode2AndReachesNobody) {
 }
 
 TEST_F(StokerctlTest, CallsThatFailHaveTheirExitCodes) {
-  const Result refused = Run({"pools", "show", "none"});
+  const ProgramResult refused = Run({"pools", "show", "none"});
   EXPECT_EQ(refused.exit_code, 1);
   EXPECT_EQ(refused.err, "stokerctl: pool 'none' does not exist (NOT_FOUND)\n");
   EXPECT_THAT(refused.out, IsEmpty());
   EXPECT_EQ(Run({"evict", "99"}).exit_code, 1);
   EXPECT_EQ(Run({"sequences", "--pool", "none"}).exit_code, 1);
 
-  const Result unreachable = Run({"status"}, "unix:" + directory_.path() + "/none");
+  const ProgramResult unreachable = Run({"status"}, "unix:" + directory_.path() + "/none");
   EXPECT_EQ(unreachable.exit_code, 3);
   EXPECT_THAT(unreachable.err, HasSubstr("UNAVAILABLE"));
   EXPECT_EQ(Run({"--server", "unix:" + directory_.path() + "/none", "status"}).exit_code, 3);
 
-  absl::Notification open;
-  daemon_.SetHook([&](const std::string&) {
-    open.WaitForNotification();
-    return absl::OkStatus();
-  });
-  const Result late = Run({"status", "--timeout", "100ms"});
-  open.Notify();
+  const Gate gate;
+  daemon_.SetHook(gate.Hook("GetStatus"));
+  const ProgramResult late = Run({"status", "--timeout", "100ms"});
+  gate.Open();
   EXPECT_EQ(late.exit_code, 4);
   EXPECT_THAT(late.err, HasSubstr("DEADLINE_EXCEEDED"));
 }
 
 TEST_F(StokerctlTest, StatusForPeopleAndMachines) {
-  const Result result = Run({"status"});
+  const ProgramResult result = Run({"status"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out,
               AllOf(HasSubstr("state        serving\n"), HasSubstr("2h 3m"), HasSubstr("1.5 GiB of 8.0 GiB"),
@@ -189,7 +147,7 @@ TEST_F(StokerctlTest, StatusForPeopleAndMachines) {
 }
 
 TEST_F(StokerctlTest, Pools) {
-  const Result created = Run({"pools", "create", "mla", "--layers=61", "--row-bytes=0x290", "--blocks=10"});
+  const ProgramResult created = Run({"pools", "create", "mla", "--layers=61", "--row-bytes=0x290", "--blocks=10"});
   EXPECT_EQ(created.exit_code, 0) << created.err;
   EXPECT_THAT(created.out, HasSubstr("mla"));
   EXPECT_EQ(Run({"pools", "create", "mla", "--layers=60", "--row-bytes=656", "--blocks=10"}).exit_code, 1);
@@ -219,13 +177,13 @@ TEST_F(StokerctlTest, SessionsAreListedAndEvicted) {
   EXPECT_THAT(Run({"sessions"}).out, AllOf(HasSubstr("rank0"), HasSubstr("75.0%"), HasSubstr("25.0%")));
   const auto list = RunJson<v1::ListSessionsResponse>({"sessions"});
   ASSERT_EQ(list.sessions_size(), 1);
-  const Result evicted = Run({"evict", std::to_string(list.sessions(0).session_id())});
+  const ProgramResult evicted = Run({"evict", std::to_string(list.sessions(0).session_id())});
   EXPECT_EQ(evicted.exit_code, 0) << evicted.err;
   EXPECT_EQ(evicted.out, "evicted\n");
 }
 
 TEST_F(StokerctlTest, SequencesComeInPages) {
-  const Result some = Run({"sequences", "--pool", "kv", "--limit", "3"});
+  const ProgramResult some = Run({"sequences", "--pool", "kv", "--limit", "3"});
   EXPECT_EQ(some.exit_code, 0) << some.err;
   EXPECT_EQ(std::count(some.out.begin(), some.out.end(), '\n'), 5) << some.out;
   EXPECT_THAT(some.out, AllOf(HasSubstr("there are more"), HasSubstr("key\\x1b[31m"), Not(HasSubstr("\x1b"))));
@@ -243,6 +201,14 @@ TEST_F(StokerctlTest, DrainAndUndrain) {
   EXPECT_EQ(Run({"undrain"}).exit_code, 0);
   EXPECT_EQ(RunJson<v1::GetStatusResponse>({"status"}).state(), v1::DAEMON_STATE_SERVING);
   for (const char* const command : {"drain", "undrain"}) RunJson<google::protobuf::Struct>({command});
+}
+
+TEST_F(StokerctlTest, ExamplesRun) {
+  for (const char* const program : {EXAMPLE_DECODE, EXAMPLE_SHARED_ARENA}) {
+    const ProgramResult result = RunProgram(program, {daemon_.address()}, {}, directory_.path());
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '\n'), 8) << result.out;
+  }
 }
 
 }  // namespace

@@ -1,0 +1,160 @@
+// Decodes through the mapped arena: rows go through the staging area, indices and hot rows through the mailbox, and the
+// newest row straight into the hot buffer. Only ids and lengths are in the messages. Comes back after a daemon's
+// restart.
+//
+//   example_shared_arena unix:/run/stoker/stokerd.sock [steps]
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "absl/status/status.h"
+#include "client/client.h"
+#include "client/session.h"
+
+namespace {
+
+using stoker::client::Arena;
+using stoker::client::ArenaMapping;
+using stoker::client::CallOptions;
+using stoker::client::Client;
+using stoker::client::FirstError;
+using stoker::client::FromItem;
+using stoker::client::RowPart;
+using stoker::client::Session;
+using stoker::client::SessionOptions;
+namespace v1 = stoker::v1;
+
+constexpr uint32_t kLayers = 4;
+constexpr uint32_t kRowBytes = 64;
+constexpr uint32_t kPromptRows = 100;
+constexpr uint32_t kMaxRows = 4096;
+constexpr uint32_t kTopK = 16;
+constexpr uint64_t kStagingBytes = uint64_t{kLayers} * kPromptRows * kRowBytes;
+
+// What a re-attach takes away.
+struct Opened {
+  std::shared_ptr<const Arena> arena;
+  uint64_t generation = 0;
+  uint64_t sequence_id = 0;
+  uint32_t state_row = 0;
+};
+
+absl::StatusOr<Opened> Open(Session& session) {
+  Opened opened;
+  opened.generation = session.generation();
+  opened.arena = session.arena();
+  CallOptions options;
+  options.generation = opened.generation;
+
+  v1::AdmitRequest admit;
+  admit.add_items()->set_prompt_rows(kPromptRows);
+  admit.mutable_items(0)->set_max_rows(kMaxRows);
+  v1::AdmitResponse admitted;
+  if (absl::Status status = session.Admit(admit, &admitted, options); !status.ok()) return status;
+  if (absl::Status status = FromItem(admitted.sequences(0).status()); !status.ok()) return status;
+  opened.sequence_id = admitted.sequences(0).sequence_id();
+  opened.state_row = admitted.sequences(0).state_row();
+
+  auto staging = opened.arena->Staging();
+  if (!staging.ok()) return staging.status();
+  std::memset(staging->data(), 1, kStagingBytes);
+  v1::StoreRequest store;
+  v1::StoreItem* const item = store.add_items();
+  item->mutable_range()->set_sequence_id(opened.sequence_id);
+  item->mutable_range()->set_row_count(kPromptRows);
+  item->set_source(v1::DATA_SOURCE_SHARED);
+  v1::StoreResponse stored;
+  if (absl::Status status = session.Store(store, &stored, options); !status.ok()) return status;
+  if (absl::Status status = FirstError(stored.statuses()); !status.ok()) return status;
+  return opened;
+}
+
+absl::Status Step(Session& session, const Opened& opened, uint32_t length, int32_t* misses) {
+  const Arena& arena = *opened.arena;
+  const auto newest = static_cast<uint32_t>(arena.RegionBegin(opened.state_row) + arena.newest_row());
+  for (uint32_t layer = 0; layer < kLayers; ++layer) {
+    auto row = arena.HotRow(layer, RowPart::kRow, newest);
+    if (!row.ok()) return row.status();
+    std::memset(row->data(), static_cast<int>(length), row->size());
+  }
+  auto indices = arena.Indices(0);
+  auto missed = arena.Misses(0);
+  if (!indices.ok()) return indices.status();
+  if (!missed.ok()) return missed.status();
+  for (uint32_t i = 0; i < kTopK; ++i) (*indices)[0][i] = static_cast<int32_t>(length - 1 - i * 5);
+
+  v1::StepRequest step;
+  step.add_rows()->set_sequence_id(opened.sequence_id);
+  step.mutable_rows(0)->set_length(length);
+  step.mutable_rows(0)->set_commit(true);
+  step.add_groups();
+  step.set_top_k(kTopK);
+  step.set_source(v1::DATA_SOURCE_SHARED);
+  v1::StepResponse stepped;
+  CallOptions options;
+  options.generation = opened.generation;
+  if (absl::Status status = session.Step(step, &stepped, options); !status.ok()) return status;
+  *misses = (*missed)[0];
+  return FirstError(stepped.statuses());
+}
+
+absl::Status Decode(const std::string& address, int steps) {
+  absl::StatusOr<Client> client = Client::Connect(address);
+  if (!client.ok()) return client.status();
+
+  v1::CreatePoolRequest pool;
+  pool.mutable_spec()->set_name("example");
+  pool.mutable_spec()->set_layers(kLayers);
+  pool.mutable_spec()->set_row_layout(v1::ROW_LAYOUT_LINEAR);
+  pool.mutable_spec()->set_row_bytes(kRowBytes);
+  pool.mutable_spec()->set_blocks(64);
+  if (auto created = client->CreatePool(pool); !created.ok()) return created.status();
+
+  v1::AttachRequest attach;
+  attach.set_pool("example");
+  attach.set_state_rows(1);
+  attach.set_hot_rows(64);
+  attach.set_max_top_k(kTopK);
+  attach.set_max_sequence_rows(kMaxRows);
+  attach.set_index_space(v1::INDEX_SPACE_POSITION);
+  attach.set_staging_bytes(kStagingBytes);
+  v1::IndexGroup* const group = attach.add_groups();
+  for (uint32_t layer = 0; layer < kLayers; ++layer) group->add_layers(layer);
+  SessionOptions options;
+  options.arena_mapping = ArenaMapping::kRequired;
+  options.recreate_pool = true;
+  std::atomic<bool> reattached = false;
+  options.on_reattach = [&](uint64_t) { reattached = true; };
+  absl::StatusOr<std::unique_ptr<Session>> session = client->Attach(attach, options);
+  if (!session.ok()) return session.status();
+
+  absl::StatusOr<Opened> opened = Open(**session);
+  uint32_t length = kPromptRows;
+  for (int i = 0; i < steps && opened.ok(); ++i) {
+    int32_t misses = 0;
+    const absl::Status status = Step(**session, *opened, ++length, &misses);
+    if (status.ok()) {
+      std::printf("length %u: %d missed\n", length, misses);
+      continue;
+    }
+    // UNAVAILABLE: the daemon went away; FAILED_PRECONDITION: it is back. Either way start anew, once it is.
+    if (!absl::IsUnavailable(status) && !reattached) return status;
+    std::printf("again: %s\n", status.ToString().c_str());
+    reattached = false;
+    opened = Open(**session);
+    length = kPromptRows;
+  }
+  return opened.status();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const absl::Status status =
+      Decode(argc > 1 ? argv[1] : "unix:/run/stoker/stokerd.sock", argc > 2 ? std::atoi(argv[2]) : 8);
+  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  return status.ok() ? 0 : 1;
+}

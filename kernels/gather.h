@@ -2,6 +2,7 @@
 // hisparse_gather_compact.
 //
 // A pool row outside [0, pool_rows) zero-fills its hot row; a hot row outside [0, hot_rows) is skipped.
+// The hot rows of one plan differ from each other.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +25,7 @@ struct GatherCompactArgs {
   const int32_t* miss_counts = nullptr;     // [rows]: clamped to [0, top_k]
   int32_t rows = 0;
   int32_t top_k = 0;
-  uint64_t* gathered_bytes = nullptr;  // optional [1]: added to, atomically
+  uint64_t* gathered_bytes = nullptr;  // optional [1]: bytes copied, not zero-filled, are added atomically
 };
 
 // From the dense plan: every entry whose miss_mask is not 0.

@@ -60,7 +60,7 @@ struct ResolveArgs {
   int32_t top_k = 0;                   // entries of a row, 1 to kMaxTopK
   const int32_t* entries = nullptr;    // [rows][top_k]
   int64_t entry_stride = 0;
-  IntArray lengths;                         // [rows]
+  IntArray lengths;                         // [rows], taken as 0 below 0 and as 2^31 - 1 above it; unused for kPoolRow
   IntArray state_rows;                      // [rows]: state row or, with request_states, request id; -1 is padding
   const int32_t* request_states = nullptr;  // optional [request_count]: state row of each request id
   int32_t request_count = 0;
@@ -81,7 +81,8 @@ struct ResolveArgs {
   const uint64_t* allowed_blocks = nullptr;
   int64_t allowed_stride = 0;
 
-  // Pages of the engine's own cache, by request or state row as block_table; negative or resident_null_block for none.
+  // kPosition only: pages of the engine's own cache, by request or state row as block_table; negative or
+  // resident_null_block for none.
   const int32_t* resident_table = nullptr;
   int64_t resident_stride = 0;
   int32_t resident_rows = 0;
@@ -90,7 +91,8 @@ struct ResolveArgs {
 
   // Physical hot rows. Without hot_block_table, slot s of state row r is hot row r * region_rows + s, and the newest
   // row i is r * region_rows + newest_row + i. With it (an engine that pages its hot cache itself), logical row x of
-  // request or state row r is hot_block_table[r][x / hot_block_rows] * hot_block_rows + x % hot_block_rows.
+  // request or state row r is hot_block_table[r][x / hot_block_rows] * hot_block_rows + x % hot_block_rows. It has a
+  // row for every request or state row, and hot_block_stride columns, which cover newest_row.
   int32_t region_rows = 0;
   int32_t newest_row = 0;  // logical row of the first newest token; at least hot_rows
   const int32_t* hot_block_table = nullptr;
@@ -101,19 +103,20 @@ struct ResolveArgs {
   int32_t* hot_rows_out = nullptr;  // [rows][top_k]: hot row of each entry, -1 for none
   int64_t hot_rows_out_stride = 0;
   int32_t* attention_indices = nullptr;  // optional [rows][top_k]: (hot row / hot_block_rows) * attention_block_stride
-  int64_t attention_stride = 0;          //   + hot row % hot_block_rows, or -1
+  int64_t attention_stride = 0;          //   + hot row % hot_block_rows, or -1 (none, or too large)
   int64_t attention_block_stride = 0;
-  int32_t* resolved_pool_rows =
-      nullptr;                      // optional [rows][top_k], contiguous: pool row of each valid entry, -1 for none
+  // Optional [rows][top_k], contiguous: pool row of each entry that is not invalid, -1 for none.
+  int32_t* resolved_pool_rows = nullptr;
   int32_t* valid_counts = nullptr;  // optional [rows * valid_count_stride]: entries with an output that is not -1
   int64_t valid_count_stride = 1;
   int32_t* miss_mask = nullptr;  // optional [rows][top_k], contiguous: 1 where a row must be gathered, 0 elsewhere
-  int32_t* miss_pool_rows =
-      nullptr;                       // compact list, [rows][top_k], contiguous: misses of each batch row in entry order
-  int32_t* miss_hot_rows = nullptr;  //   (all three together, or none)
-  int32_t* miss_counts = nullptr;    // [rows]
-  int32_t* counts = nullptr;         // optional [rows][kOutcomes]
-  uint64_t* stats = nullptr;         // optional [kStats]: added to, atomically
+  // Compact list, all three together or none: [rows][top_k], contiguous, the misses of each batch row in entry order.
+  // Nothing is written behind the misses.
+  int32_t* miss_pool_rows = nullptr;
+  int32_t* miss_hot_rows = nullptr;
+  int32_t* miss_counts = nullptr;  // [rows]
+  int32_t* counts = nullptr;       // optional [rows][kOutcomes]
+  uint64_t* stats = nullptr;       // optional [kStats]: added to, atomically
 };
 
 // Checks everything that can be checked on the host: shapes, limits and required pointers. INVALID_ARGUMENT names the

@@ -3,7 +3,9 @@
 //
 // Row i of the transfer goes from row src_rows[i] of `src` to row dst_rows[i] of `dst` in every listed layer. A pair
 // with a negative row is skipped. The two stores must have equal part sizes; their strides and layouts may differ, so a
-// dense buffer of a message or of the staging area (kDense) is a store like any other.
+// dense buffer of a message or of the staging area (DenseLayout) is a store like any other.
+//
+// No row of `dst` may occur twice, or be a row of `src` that another pair reads.
 #pragma once
 
 #include <cstdint>

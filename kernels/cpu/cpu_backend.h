@@ -7,7 +7,8 @@
 
 namespace stoker::kernels::cpu {
 
-// Runs streams on `threads` threads, 1 to 256. Streams must be destroyed before the backend.
+// Runs streams on `threads` threads, 1 to 256; other values are taken as the nearer of the two. Streams must be
+// destroyed before the backend. An idle thread spins for some microseconds before it sleeps (strand.cc).
 std::unique_ptr<Backend> MakeCpuBackend(int threads);
 
 // The operations themselves, on the calling thread. Arguments must have passed Validate.

@@ -9,11 +9,20 @@
 namespace stoker::core {
 
 PrefixIndex::PrefixIndex(BlockAllocator* allocator)
-    : allocator_(*allocator), buckets_(std::bit_ceil(static_cast<uint64_t>(allocator->blocks())), kNone) {}
+    : allocator_(*allocator), buckets_(2 * std::bit_ceil(static_cast<uint64_t>(allocator->blocks())), kNone) {}
 
 int32_t& PrefixIndex::Bucket(const PrefixHash& hash) {
   // Hashed again: the client chose the bits.
   return buckets_[absl::HashOf(hash) & (buckets_.size() - 1)];
+}
+
+void PrefixIndex::Prefetch(const Entry& entry) const {
+  __builtin_prefetch(&buckets_[absl::HashOf(entry.hash) & (buckets_.size() - 1)]);
+  if (entry.hotter == kNone) return;
+  const Entry& after = at(entry.hotter);
+  for (size_t offset = 0; offset < sizeof(Entry); offset += 64) {
+    __builtin_prefetch(reinterpret_cast<const char*>(&after) + offset);
+  }
 }
 
 int32_t PrefixIndex::Find(const PrefixHash& hash) const {
@@ -75,6 +84,8 @@ int64_t PrefixIndex::Evict(int64_t count) {
   for (int32_t entry = coldest_; entry != kNone && freed < count;) {
     const int32_t next = at(entry).hotter;
     Entry& e = at(entry);
+    // Cold entries are not in the processor's caches: fetch the next one while this one is taken apart.
+    if (next != kNone) Prefetch(at(next));
     const bool frees =
         std::any_of(e.blocks.begin(), e.blocks.end(), [this](int32_t block) { return allocator_.holders(block) == 0; });
     if (frees) {

@@ -110,6 +110,7 @@ class PrefixIndex {
 
   Entry& at(int32_t entry) { return chunks_[entry / kChunkEntries][entry % kChunkEntries]; }
   const Entry& at(int32_t entry) const { return chunks_[entry / kChunkEntries][entry % kChunkEntries]; }
+  void Prefetch(const Entry& entry) const;
   int32_t& Bucket(const PrefixHash& hash);
   int32_t FindOrCreate(const PrefixHash& hash);
   void Remove(int32_t entry);

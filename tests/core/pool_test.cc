@@ -1,8 +1,9 @@
 // Admission, sharing, eviction, keys, retention and closing.
 #include "server/core/pool.h"
 
-#include <chrono>
+#include <algorithm>
 #include <cstdio>
+#include <ctime>
 
 #include "tests/core/pool_fixture.h"
 
@@ -592,8 +593,13 @@ TEST_F(PoolTest, ForkBeforeTheCopiesAreFinished) {
   EXPECT_TRUE(pool_->Fork(kFirst, limits_, a.id, 17, 40, "").ok());
 }
 
-// 128K tokens. Optimised builds must admit them in less than a millisecond; the bound is for sanitizers and busy
-// machines.
+double ThreadMicroseconds() {
+  timespec time;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) * 1e6 + static_cast<double>(time.tv_nsec) / 1e3;
+}
+
+// 128K tokens. The goal is less than a millisecond; the bound is for sanitizers.
 TEST_F(PoolTest, TimeOfAdmitWith2048Hashes) {
   Start(245760, 64, 64);
   limits_ = {1 << 20, 1 << 20};
@@ -601,20 +607,20 @@ TEST_F(PoolTest, TimeOfAdmitWith2048Hashes) {
     AdmitParams params;
     params.prompt_rows = params.max_rows = rows;
     params.hashes = Hashes(document, rows / 64);
-    const auto begin = std::chrono::steady_clock::now();
+    const double begin = ThreadMicroseconds();
     const absl::StatusOr<Admission> a = pool_->Admit(kFirst, limits_, std::move(params));
-    const std::chrono::duration<double, std::micro> elapsed = std::chrono::steady_clock::now() - begin;
+    const double elapsed = ThreadMicroseconds() - begin;
     EXPECT_TRUE(a.ok());
     if (a->matched_rows < rows) Store(a->id, a->matched_rows, rows - a->matched_rows);
     Close(a->id);
-    return elapsed.count();
+    return elapsed;
   };
   constexpr int64_t kRows = 2048 * 64;
   const double fresh = time(1000, kRows);
   const double matched = time(1000, kRows);
   for (uint64_t document = 0; document < 130; ++document) time(document, kRows);
   const double evicting = time(2000, kRows);
-  // Chains of one and two blocks, touched in another order: eviction leaves holes of one block.
+  // The whole pool in sequences of two blocks, every second one of which is closed.
   std::vector<std::pair<SequenceId, bool>> small;
   for (uint64_t i = 0; i < 122880; ++i) {
     const Admission a = Admit(128, 128);
@@ -626,9 +632,7 @@ TEST_F(PoolTest, TimeOfAdmitWith2048Hashes) {
   const double fragmented = time(3000, kRows);
   std::printf("Admit with 2,048 hashes, us: %.0f fresh, %.0f all matched, %.0f evicting, %.0f in a fragmented pool\n",
               fresh, matched, evicting, fragmented);
-#ifdef NDEBUG
   EXPECT_LT(std::max({fresh, matched, evicting, fragmented}), 20000);
-#endif
   for (const auto& [id, close] : small) {
     if (!close) Close(id);
   }

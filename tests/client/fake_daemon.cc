@@ -168,7 +168,9 @@ class FakeDaemon::Impl {
       std::string token;
       if (absl::Status s = impl_.Enter("CreatePool", *context, false, &token); !s.ok()) return ToGrpc(s);
       const std::lock_guard lock(impl_.mutex_);
-      const v1::PoolSpec& spec = request->spec();
+      v1::PoolSpec spec = request->spec();
+      if (spec.block_rows() == 0) spec.set_block_rows(64);
+      if (spec.prefix_rows() == 0) spec.set_prefix_rows(spec.block_rows());
       const auto [entry, made] = impl_.pools_.emplace(spec.name(), spec);
       if (!made && entry->second.SerializeAsString() != spec.SerializeAsString()) {
         return ToGrpc(absl::AlreadyExistsError(absl::StrCat("pool '", spec.name(), "' exists with another spec")));

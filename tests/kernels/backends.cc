@@ -5,15 +5,7 @@
 #include <optional>
 #include <utility>
 
-#include "kernels/cpu/cpu_backend.h"
-
 namespace stoker::kernels {
-
-const std::vector<BackendCase>& BackendCases() {
-  static const auto* const cases =
-      new std::vector<BackendCase>{{"cpu", [](int threads) { return cpu::MakeCpuBackend(threads); }}};
-  return *cases;
-}
 
 absl::Status Finish(Stream& stream) {
   std::mutex mutex;

@@ -22,7 +22,7 @@ struct BackendCase {
   friend void PrintTo(const BackendCase& backend, std::ostream* out) { *out << backend.name; }
 };
 
-// All backends of this build. A new one is added here and nowhere else.
+// The backends that a test program runs on: cpu_cases.cc, or tests/gpu/cuda_cases.cc, is linked to the suites.
 const std::vector<BackendCase>& BackendCases();
 
 // Instantiates a suite for every backend.

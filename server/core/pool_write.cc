@@ -53,7 +53,17 @@ void Pool::BeginStep(SessionId session, absl::Span<const StepAccess> accesses, s
   State& s = *state_;
   grants->resize(accesses.size());
   absl::MutexLock lock(&s.mutex);
-  for (size_t i = 0; i < accesses.size(); ++i) s.Step(session, accesses[i], &(*grants)[i]);
+  for (size_t i = 0; i < accesses.size(); ++i) {
+    StepGrant& grant = (*grants)[i];
+    // Rows of a sequence behind one that failed see rows that it was to bring.
+    if (i > 0 && accesses[i].id == accesses[i - 1].id && !(*grants)[i - 1].status.ok()) {
+      grant.commit_pool_row = -1;
+      grant.plan.reset();
+      grant.status = (*grants)[i - 1].status;
+      continue;
+    }
+    s.Step(session, accesses[i], &grant);
+  }
 }
 
 absl::StatusOr<std::vector<int32_t>> Pool::PoolRows(SessionId session, SequenceId id,

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "server/core/check.h"
 
 namespace stoker::core {
 namespace {
@@ -209,8 +210,9 @@ absl::Status Registry::CheckSpec(const PoolSpec& pool, SessionSpec* spec) const 
     if (spec->groups[g].empty()) return absl::InvalidArgumentError(absl::StrCat("groups: group ", g, " has no layer"));
     for (const int32_t layer : spec->groups[g]) {
       if (layer < 0 || layer >= pool.layers) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("groups: layer ", layer, " given in group ", g, ", limit ", pool.layers - 1));
+        // As it was sent: unsigned.
+        return absl::InvalidArgumentError(absl::StrCat("groups: layer ", static_cast<uint32_t>(layer),
+                                                       " given in group ", g, ", limit ", pool.layers - 1));
       }
       if (seen[layer]) return absl::InvalidArgumentError(absl::StrCat("groups: layer ", layer, " is in two groups"));
       seen[layer] = true;
@@ -232,12 +234,31 @@ std::string Registry::MakeToken(SessionId id) const {
 
 void Registry::Attach(SessionSpec spec, SessionEvents events,
                       absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<Session>>) &&> done) {
-  background_->Post(
-      [this, spec = std::move(spec), events = std::make_shared<SessionEvents>(std::move(events)),
-       done = std::move(done)]() mutable { std::move(done)(AttachNow(std::move(spec), std::move(events))); });
+  auto call = std::make_shared<AttachCall>();
+  call->spec = std::move(spec);
+  call->events = std::make_shared<SessionEvents>(std::move(events));
+  call->done = std::move(done);
+  background_->Post([this, call] { ContinueAttach(call); });
 }
 
-absl::StatusOr<std::shared_ptr<Session>> Registry::AttachNow(SessionSpec spec, std::shared_ptr<SessionEvents> events) {
+void Registry::ContinueAttach(const std::shared_ptr<AttachCall>& call) {
+  absl::StatusOr<std::shared_ptr<Session>> session = AttachNow(call);
+  if (session.ok() && *session == nullptr) return;  // called again when its namesake is gone
+  std::move(call->done)(std::move(session));
+}
+
+bool Registry::AwaitNamesake(const std::shared_ptr<AttachCall>& call) {
+  if (call->spec.name.empty()) return false;
+  for (auto& [id, ending] : ending_) {
+    if (ending.pool != call->spec.pool || ending.name != call->spec.name) continue;
+    ending.waiting.push_back(call);
+    return true;
+  }
+  return false;
+}
+
+absl::StatusOr<std::shared_ptr<Session>> Registry::AttachNow(const std::shared_ptr<AttachCall>& call) {
+  SessionSpec spec = call->spec;
   if (draining()) return absl::UnavailableError("the daemon drains and accepts no new session");
   const absl::StatusOr<std::shared_ptr<PoolEntry>> found = FindPool(spec.pool);
   if (!found.ok()) return found.status();
@@ -246,10 +267,11 @@ absl::StatusOr<std::shared_ptr<Session>> Registry::AttachNow(SessionSpec spec, s
   const absl::StatusOr<int64_t> bytes = engine_->SessionBytes(pool->pool.spec(), spec);
   if (!bytes.ok()) return bytes.status();
 
-  SessionId id;
   SessionId superseded;
+  std::shared_ptr<SessionEvents> old_events;
   {
     absl::MutexLock lock(&mutex_);
+    if (AwaitNamesake(call)) return nullptr;
     if (!spec.name.empty()) {
       for (const auto& [other_id, other] : sessions_) {
         if (other.session->spec().name == spec.name && other.session->spec().pool == spec.pool) superseded = other_id;
@@ -266,23 +288,27 @@ absl::StatusOr<std::shared_ptr<Session>> Registry::AttachNow(SessionSpec spec, s
                                                        hot_bytes, " are in use, limit max_hot_bytes ",
                                                        limits_.max_hot_bytes));
     }
-    id = SessionId{next_session_++};
-    hot_bytes_ += *bytes;
-    ++session_count_;
-  }
-  if (superseded) {
-    std::shared_ptr<SessionEvents> old_events;
-    {
-      absl::MutexLock lock(&mutex_);
-      const auto it = sessions_.find(superseded);
-      if (it != sessions_.end()) old_events = it->second.events;
+    if (!call->id) call->id = SessionId{next_session_++};
+    if (superseded) {
+      old_events = sessions_[superseded].events;
+    } else {
+      hot_bytes_ += *bytes;
+      ++session_count_;
     }
-    if (old_events != nullptr) old_events->superseded(id);
+  }
+  const SessionId id = call->id;
+  if (superseded) {
+    old_events->superseded(id);
     EndSession(superseded,
                absl::AbortedError(absl::StrCat("session ", superseded.value, " was superseded by session ", id.value,
                                                " of the same name")),
                /*retain=*/true)
         .IgnoreError();
+    // Only when it has let go of its sequences can the new session become their writer, and have its memory. Sessions
+    // are destroyed on this thread, so it is still ending, whoever ended it.
+    absl::MutexLock lock(&mutex_);
+    STOKER_CHECK(AwaitNamesake(call));
+    return nullptr;
   }
   auto give_back = absl::MakeCleanup([&] {
     absl::MutexLock lock(&mutex_);
@@ -298,9 +324,15 @@ absl::StatusOr<std::shared_ptr<Session>> Registry::AttachNow(SessionSpec spec, s
   auto session =
       std::make_shared<Session>(id, MakeToken(id), std::move(spec), operation_limits, *bytes, pool, *std::move(storage),
                                 now_(), [this](SessionId other) { return FindSession(other); });
-  pool->sessions.fetch_add(1);
   absl::MutexLock lock(&mutex_);
-  sessions_[id] = {session, std::move(events)};
+  if (draining()) {
+    // Drain has told the sessions that it found; this one came too late to be told.
+    hot_bytes_ -= *bytes;
+    --session_count_;
+    return absl::UnavailableError("the daemon drains and accepts no new session");
+  }
+  pool->sessions.fetch_add(1);
+  sessions_[id] = {session, call->events};
   return session;
 }
 
@@ -352,6 +384,7 @@ absl::Status Registry::EndSession(SessionId id, absl::Status reason, bool retain
     if (it == sessions_.end()) return absl::NotFoundError(absl::StrCat("session_id: no session ", id.value));
     entry = std::move(it->second);
     sessions_.erase(it);
+    ending_[id] = {entry.session->spec().pool, entry.session->spec().name, {}};
   }
   const absl::Status refused = absl::FailedPreconditionError(
       absl::StrCat("session: ", id.value, " has ended", reason.ok() ? "" : ": ", reason.message()));
@@ -360,19 +393,26 @@ absl::Status Registry::EndSession(SessionId id, absl::Status reason, bool retain
       session->Destroy(retain, now_());
       session->pool()->sessions.fetch_sub(1);
       events->ended(reason);
-      absl::MutexLock lock(&mutex_);
-      hot_bytes_ -= session->bytes();
-      --session_count_;
+      std::vector<std::shared_ptr<AttachCall>> waiting;
+      {
+        absl::MutexLock lock(&mutex_);
+        hot_bytes_ -= session->bytes();
+        --session_count_;
+        const auto it = ending_.find(session->id());
+        waiting = std::move(it->second.waiting);
+        ending_.erase(it);
+      }
+      for (const std::shared_ptr<AttachCall>& call : waiting) ContinueAttach(call);
     });
   });
   return absl::OkStatus();
 }
 
 void Registry::Drain() {
-  if (draining_.exchange(true)) return;
   std::vector<std::shared_ptr<SessionEvents>> events;
   {
     absl::MutexLock lock(&mutex_);
+    if (draining_.exchange(true)) return;
     for (const auto& [id, entry] : sessions_) events.push_back(entry.events);
   }
   for (const std::shared_ptr<SessionEvents>& e : events) e->draining(limits_.drain_grace);

@@ -110,9 +110,25 @@ class Registry {
     std::shared_ptr<SessionEvents> events;
     bool pressed = false;  // has been told of pool pressure and not of its end
   };
+  struct AttachCall {
+    SessionSpec spec;
+    std::shared_ptr<SessionEvents> events;
+    absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<Session>>) &&> done;
+    SessionId id;  // once it has been told to a session that this one supersedes
+  };
+  // A session that is unreachable, and still has work or memory.
+  struct Ending {
+    std::string pool;
+    std::string name;
+    std::vector<std::shared_ptr<AttachCall>> waiting;
+  };
 
   absl::StatusOr<std::shared_ptr<PoolEntry>> CreatePoolNow(PoolSpec spec);
-  absl::StatusOr<std::shared_ptr<Session>> AttachNow(SessionSpec spec, std::shared_ptr<SessionEvents> events);
+  // Attaches, or returns null: ContinueAttach is called again when the session that has the name is gone.
+  absl::StatusOr<std::shared_ptr<Session>> AttachNow(const std::shared_ptr<AttachCall>& call);
+  void ContinueAttach(const std::shared_ptr<AttachCall>& call);
+  // Whether a session of the call's pool and name is ending; then the call waits for that.
+  bool AwaitNamesake(const std::shared_ptr<AttachCall>& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckSpec(const PoolSpec& pool, SessionSpec* spec) const;
   PoolDescription Describe(const PoolEntry& entry) const;
   std::string MakeToken(SessionId id) const;
@@ -127,6 +143,7 @@ class Registry {
   mutable absl::Mutex mutex_;
   std::map<std::string, std::shared_ptr<PoolEntry>, std::less<>> pools_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<SessionId, Entry> sessions_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<SessionId, Ending> ending_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_session_ ABSL_GUARDED_BY(mutex_) = 1;
   int64_t session_count_ ABSL_GUARDED_BY(mutex_) = 0;  // also those whose memory is not freed yet
   int64_t hot_bytes_ ABSL_GUARDED_BY(mutex_) = 0;

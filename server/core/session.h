@@ -249,7 +249,6 @@ class Session : public std::enable_shared_from_this<Session> {
   struct WriteFollowUp;
   struct Opened {
     int32_t state_row = -1;
-    int64_t max_rows = 0;
   };
 
   // Begins an operation; every success is followed by one EndOperation.
@@ -274,6 +273,8 @@ class Session : public std::enable_shared_from_this<Session> {
   void FollowUp(std::vector<WriteFollowUp> follow_ups, absl::AnyInvocable<void() &&> done);
   // A write of another session reaches this one. `done` is called when no work here uses the old blocks any more.
   void ApplyForeignWrite(SequenceId id, const WriteFollowUp& write, absl::AnyInvocable<void() &&> done);
+  // Closes sequences that were opened for a caller who will not hear of it.
+  void Abandon(const std::vector<SequenceId>& ids);
   void CloseSequences(std::vector<std::pair<SequenceId, int32_t>> closing, bool retain, absl::Time now);
   void CountLookups(const StepWork& work);
   // Takes in the device's totals; returns the bytes gathered since the last time.

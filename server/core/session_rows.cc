@@ -31,6 +31,12 @@ absl::Status Session::CheckRange(const RowRange& range) const {
     return absl::InvalidArgumentError(
         absl::StrCat("first_row: ", range.first, " given, limits 0 and max_sequence_rows ", spec_.max_sequence_rows));
   }
+  // Another rank may have extended the sequence beyond what this session can name.
+  if (range.first + range.count > spec_.max_sequence_rows) {
+    return absl::InvalidArgumentError(absl::StrCat("row_count: rows from ", range.first, " end at ",
+                                                   range.first + range.count, ", limit max_sequence_rows ",
+                                                   spec_.max_sequence_rows));
+  }
   return absl::OkStatus();
 }
 
@@ -258,9 +264,12 @@ void Session::Invalidate(std::vector<InvalidateItem> items, Done<BatchResult> do
           }
           std::vector<int64_t> keys(item.positions.begin(), item.positions.end());
           const auto largest = std::max_element(keys.begin(), keys.end());
-          if (*largest >= opened->max_rows) {
+          // Asked of the pool: any rank may have extended the sequence.
+          const absl::StatusOr<SequenceSnapshot> snapshot = pool_->pool.Snapshot(item.id);
+          if (!snapshot.ok()) return snapshot.status();
+          if (*largest >= snapshot->max_rows) {
             return absl::InvalidArgumentError(
-                absl::StrCat("positions: ", *largest, " given, limit max_rows ", opened->max_rows));
+                absl::StrCat("positions: ", *largest, " given, limit max_rows ", snapshot->max_rows));
           }
           if (spec_.index_space == IndexSpace::kPoolRow) {
             absl::StatusOr<std::vector<int32_t>> rows = pool_->pool.PoolRows(id_, item.id, keys);

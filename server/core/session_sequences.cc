@@ -44,7 +44,7 @@ AdmittedSequence Session::OpenAdmitted(const Admission& admission) {
   admitted.writer = admission.writer;
   admitted.state_row = free_state_rows_.back();
   free_state_rows_.pop_back();
-  open_[admission.id] = {admitted.state_row, admission.max_rows};
+  open_[admission.id] = {admitted.state_row};
   open_count_.store(static_cast<int64_t>(open_.size()), std::memory_order_relaxed);
   admitted.status = storage_->Open(admitted.state_row, admission.table);
   if (admitted.status.ok() && !admission.copies.empty()) admitted.status = storage_->CopyBlocks(admission.copies);
@@ -139,9 +139,7 @@ class AdmitOperation : public Session::AdmitCall, public std::enable_shared_from
         if (!result.status.ok()) result.id = SequenceId();
       }
     }
-    if (!orphans.empty()) {
-      session_->Release(std::move(orphans), [](absl::StatusOr<BatchResult>) {});
-    }
+    if (!orphans.empty()) session_->Abandon(orphans);
     std::move(done_)(std::move(results_));
     session_->EndOperation();
   }
@@ -224,7 +222,6 @@ void Session::Extend(std::vector<ExtendItem> items, Done<BatchResult> done) {
           absl::StatusOr<WritePlan> plan = pool_->pool.Extend(id_, sequence_limits(), item.id, item.max_rows);
           item_status = plan.status();
           if (item_status.ok()) {
-            open_[item.id].max_rows = item.max_rows;
             item_status = EnqueuePlan(opened->state_row, *plan);
             AddFollowUp(item.id, id_, *plan, &follow_ups);
           }
@@ -273,6 +270,27 @@ void Session::Release(std::vector<SequenceId> ids, Done<BatchResult> done) {
     }
   }
   std::move(done)(status);
+}
+
+void Session::Abandon(const std::vector<SequenceId>& ids) {
+  absl::MutexLock lock(&mutex_);
+  if (!ended_.ok()) return;  // Destroy closes all
+  // Not BeginOperation: a full queue must not keep the sequences for ever.
+  queued_.fetch_add(1, std::memory_order_relaxed);
+  std::vector<std::pair<SequenceId, int32_t>> closing;
+  for (SequenceId id : ids) {
+    const auto it = open_.find(id);
+    if (it == open_.end()) continue;
+    closing.emplace_back(id, it->second.state_row);
+    // Emptied again before its next use; an error here is the stream's, and Notify reports it.
+    storage_->Close(it->second.state_row).IgnoreError();
+    open_.erase(it);
+  }
+  open_count_.store(static_cast<int64_t>(open_.size()), std::memory_order_relaxed);
+  storage_->Notify([self = shared_from_this(), closing = std::move(closing)](absl::Status) mutable {
+    self->CloseSequences(std::move(closing), /*retain=*/false, absl::InfinitePast());
+    self->EndOperation();
+  });
 }
 
 void Session::CloseSequences(std::vector<std::pair<SequenceId, int32_t>> closing, bool retain, absl::Time now) {

@@ -77,6 +77,10 @@ absl::Status Session::CheckStep(const StepRequest& request) const {
         return absl::InvalidArgumentError(absl::StrCat("length: ", r.length, " given at row ", row, ", below ",
                                                        request.rows[row - 1].length, " of the row before it"));
       }
+      if (r.length > spec_.max_sequence_rows) {
+        return absl::InvalidArgumentError(absl::StrCat("length: ", r.length, " given at row ", row,
+                                                       ", limit max_sequence_rows ", spec_.max_sequence_rows));
+      }
       const int64_t newest_limit = std::min<int64_t>(end - begin, pool_->pool.spec().block_rows);
       if (r.length - first.length >= newest_limit) {
         return absl::InvalidArgumentError(absl::StrCat("length: ", r.length, " given at row ", row, ", limit ",

@@ -65,6 +65,8 @@ absl::Status SessionStorage::Load(const core::RowsWork& work) {
 
 absl::Status SessionStorage::LoadHot(int32_t state_row, int32_t first_position, const core::RowsWork& work) {
   const int64_t count = static_cast<int64_t>(work.pool_rows.size());
+  // A plan that is carried out later would overwrite the slots with the rows of its misses.
+  if (absl::Status status = FlushPlans(); !status.ok()) return status;
   const int64_t first_row = int64_t{state_row} * memory_.arena.region_rows + first_position;
   const std::vector<int32_t>* rows = Keep(Iota(first_row, count));
   if (absl::Status status = TransferRows(pool_, hot(), work.pool_rows, *rows, all_layers_, all_layers_); !status.ok()) {

@@ -21,8 +21,7 @@ absl::Status SessionStorage::UploadResident(const core::StepRowWork& row) {
 
 // Inline newest rows go through a private buffer into the hot cache; then commits copy newest rows into the pool.
 absl::Status SessionStorage::EnqueueNewest(const core::StepWork& work) {
-  const int64_t row_bytes = pool_spec_.bytes_per_row();
-  const int64_t newest_bytes = row_bytes * pool_spec_.layers;
+  const int64_t newest_bytes = pool_spec_.bytes_per_row() * pool_spec_.layers;
   int64_t given = 0;
   int64_t commits = 0;
   for (const core::StepRowWork& row : work.rows) {
@@ -41,18 +40,13 @@ absl::Status SessionStorage::EnqueueNewest(const core::StepWork& work) {
   args.layer_count = static_cast<int32_t>(all_layers_.size());
   args.dst = hot();
   args.dst_row_limit = memory_.hot_total_rows;
-  if (given > 0) {
-    // Row i of layer l is at (i * layers + l) * row_bytes: the layers of a row are adjacent.
-    args.src = DenseStore(InState<char>(memory_.newest), given, pool_spec_.layers);
-    args.src.layer_stride = row_bytes;
-    for (int p = 0; p < args.src.layout.part_count; ++p) {
-      args.src.layout.part[p].row_stride = newest_bytes;
-      args.src.layout.part[p].page_stride = newest_bytes * args.src.layout.page_rows;
-    }
-    args.src_row_limit = given;
-    args.src_rows = Argument(kNewestSource);
-    args.dst_rows = Argument(kNewestHotRows);
-    args.count = given;
+  // The layers of one newest row are adjacent, so each row is a store of its own.
+  for (int64_t i = 0; i < given; ++i) {
+    args.src = DenseStore(InState<char>(memory_.newest) + i * newest_bytes, 1, pool_spec_.layers);
+    args.src_row_limit = 1;
+    args.src_rows = Argument(kNewestSource) + i;
+    args.dst_rows = Argument(kNewestHotRows) + i;
+    args.count = 1;
     if (absl::Status status = stream_->Transfer(args); !status.ok()) return status;
   }
   if (commits > 0) {
@@ -186,7 +180,7 @@ absl::Status SessionStorage::Step(core::StepWork& work) {
       ++commits;
     }
     if (row.newest_bytes != nullptr) {
-      argument(kNewestSource)[given] = static_cast<int32_t>(given);
+      argument(kNewestSource)[given] = 0;
       argument(kNewestHotRows)[given] = newest;
       ++given;
     }

@@ -35,13 +35,34 @@ absl::Status SessionStorage::Initialize() {
   resident_pages_.assign(spec_.state_rows, 0);
   plans_.resize(spec_.groups.size());
   if (spec_.index_space == core::IndexSpace::kPoolRow) tables_.resize(spec_.state_rows);
-  for (int32_t row = 0; row < spec_.state_rows; ++row) {
-    if (absl::Status status = Close(row); !status.ok()) return status;
-    if (absl::Status status = Upload(InState<int32_t>(memory_.resident_table) + row * memory_.table_columns,
-                                     no_pages_.data(), memory_.table_columns * 4);
-        !status.ok()) {
-      return status;
+  for (int64_t row = 0; row < spec_.state_rows; ++row) {
+    for (const int64_t table : {memory_.block_table, memory_.resident_table}) {
+      if (absl::Status status = Upload(InState<int32_t>(table) + row * memory_.table_columns, no_pages_.data(),
+                                       memory_.table_columns * 4);
+          !status.ok()) {
+        return status;
+      }
     }
+  }
+  for (int64_t begin = 0; begin < spec_.state_rows; begin += kChunkRows) {
+    std::vector<int32_t> rows(std::min(kChunkRows, spec_.state_rows - begin));
+    std::iota(rows.begin(), rows.end(), static_cast<int32_t>(begin));
+    if (absl::Status status = Reset(std::move(rows)); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SessionStorage::Reset(std::vector<int32_t> state_rows) {
+  const std::vector<int32_t>* rows = Keep(std::move(state_rows));
+  const int64_t count = static_cast<int64_t>(rows->size());
+  if (absl::Status s = Upload(InState<int32_t>(memory_.source_rows), rows->data(), count * 4); !s.ok()) return s;
+  for (size_t group = 0; group < spec_.groups.size(); ++group) {
+    kernels::ResetArgs args;
+    args.index_space = index_space();
+    args.residency = ResidencyOf(static_cast<int32_t>(group));
+    args.state_rows = InState<int32_t>(memory_.source_rows);
+    args.count = static_cast<int32_t>(count);
+    if (absl::Status status = stream_->Reset(args); !status.ok()) return status;
   }
   return absl::OkStatus();
 }
@@ -133,6 +154,8 @@ absl::Status SessionStorage::UpdateTable(int32_t state_row, absl::Span<const cor
   }
   int32_t* const table = InState<int32_t>(memory_.block_table) + state_row * memory_.table_columns;
   for (const core::TableUpdate& update : updates) {
+    // Another rank has extended the sequence beyond what this session can name.
+    if (update.column >= memory_.table_columns) continue;
     const std::vector<int32_t>* block = Keep(std::vector<int32_t>{update.block});
     if (absl::Status status = Upload(table + update.column, block->data(), 4); !status.ok()) return status;
     if (!tables_.empty()) tables_[state_row][update.column] = update.block;
@@ -164,17 +187,7 @@ absl::Status SessionStorage::Close(int32_t state_row) {
     none.state_row = state_row;
     if (absl::Status status = UploadResident(none); !status.ok()) return status;
   }
-  const std::vector<int32_t>* rows = Keep(std::vector<int32_t>{state_row});
-  if (absl::Status status = Upload(InState<int32_t>(memory_.source_rows), rows->data(), 4); !status.ok()) return status;
-  for (size_t group = 0; group < spec_.groups.size(); ++group) {
-    kernels::ResetArgs args;
-    args.index_space = index_space();
-    args.residency = ResidencyOf(static_cast<int32_t>(group));
-    args.state_rows = InState<int32_t>(memory_.source_rows);
-    args.count = 1;
-    if (absl::Status status = stream_->Reset(args); !status.ok()) return status;
-  }
-  return absl::OkStatus();
+  return Reset({state_row});
 }
 
 absl::Status SessionStorage::Invalidate(const core::InvalidateWork& work) {

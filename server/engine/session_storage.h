@@ -52,6 +52,8 @@ class SessionStorage final : public core::SessionStorage {
       : pool_spec_(pool_spec), spec_(spec), memory_(std::move(memory)), pool_(pool) {}
 
   absl::Status Initialize();
+  // Empties the residency of at most kChunkRows state rows.
+  absl::Status Reset(std::vector<int32_t> state_rows);
   template <typename T>
   T* InArena(int64_t offset) const {
     return reinterpret_cast<T*>(arena_->data() + offset);

@@ -135,6 +135,7 @@ class AttachStream final : public grpc::ServerWriteReactor<v1::AttachResponse> {
     if (link.stream == nullptr || link.stream->ended_) return;
     link.stream->ended_ = true;
     link.stream->reason_ = reason;
+    if (!link.stream->session_) link.stream->queue_.clear();
     link.stream->Continue();
   }
 
@@ -178,6 +179,8 @@ class AttachStream final : public grpc::ServerWriteReactor<v1::AttachResponse> {
   // Starts the next write, or ends the stream when all is written.
   void Continue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(link_->mutex) {
     if (writing_ || finished_) return;
+    // The first message is `attached`; events that come before it wait.
+    if (!session_ && !ended_) return;
     if (!queue_.empty()) {
       writing_ = true;
       StartWrite(&queue_.front());

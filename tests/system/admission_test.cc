@@ -119,7 +119,7 @@ TEST_F(AdmissionTest, EndsAWaitWithItsSession) {
   const Tokens prompt = MakeTokens(5, 64);
   ASSERT_EQ(owner.Admit(owner.Item(prompt, 64)).status().code(), kOk);
   {
-    Rank waiter(client(), pool_, AttachTo(pool_, "waiter"), {.reattach_timeout = absl::ZeroDuration()});
+    Rank waiter(client(), pool_, AttachTo(pool_, "waiter"), WithoutReattach());
     auto second = AdmitLater(waiter, Waiting(waiter, prompt));
     ASSERT_TRUE(AwaitQueued());
     v1::EvictSessionRequest evict;

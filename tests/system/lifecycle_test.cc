@@ -208,9 +208,7 @@ TEST_F(LifecycleTest, SurvivesAttachAndDetachChurn) {
       for (int round = 0; round < kRounds; ++round) {
         // Half of them supersede each other.
         const std::string name = t % 2 == 0 ? "same" : "";
-        client::SessionOptions options;
-        options.reattach_timeout = absl::ZeroDuration();
-        auto session = client().Attach(AttachTo(pool_, name, 2, 32, 8, 128), options);
+        auto session = client().Attach(AttachTo(pool_, name, 2, 32, 8, 128), WithoutReattach());
         if (!session.ok() && session.status().code() != absl::StatusCode::kAborted) {
           ++failures;
           ADD_FAILURE() << session.status();

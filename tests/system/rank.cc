@@ -53,6 +53,12 @@ v1::AttachRequest AttachTo(const v1::PoolSpec& pool, const std::string& name, ui
   return request;
 }
 
+client::SessionOptions WithoutReattach() {
+  client::SessionOptions options;
+  options.reattach_timeout = absl::ZeroDuration();
+  return options;
+}
+
 uint64_t StepOutcome::Sum(uint32_t (v1::LookupCounts::*count)() const) const {
   uint64_t sum = 0;
   for (const v1::StepGroupResult& group : response.groups()) {

@@ -26,6 +26,9 @@ v1::PoolSpec PagedPool(const std::string& name, uint32_t layers, uint32_t blocks
 v1::AttachRequest AttachTo(const v1::PoolSpec& pool, const std::string& name, uint32_t state_rows = 8,
                            uint32_t hot_rows = 64, uint32_t max_top_k = 16, uint32_t max_sequence_rows = 1024);
 
+// Options of a session that ends when its stream does.
+client::SessionOptions WithoutReattach();
+
 // A sequence as the test sees it: token i is what row i must hold.
 struct Sequence {
   uint64_t id = 0;

@@ -308,7 +308,7 @@ TEST_P(RoundTripTest, ResolvesSeveralRowsOfOneSequenceAsOneUnion) {
   std::vector<std::vector<int32_t>> entries(2);
   for (auto& group : entries) {
     for (int32_t row = 0; row < 3; ++row) {
-      for (int32_t k = 0; k < 16; ++k) group.push_back(k < 3 ? 80 + std::min(k, row) : (row * 9 + k * 4) % 80);
+      for (int32_t k = 0; k < 16; ++k) group.push_back(k < 3 ? 80 + std::min(k, row) : (row * 8 + k * 4) % 80);
     }
   }
   const StepOutcome outcome = rank.Step(batch, entries, 16);

@@ -1,0 +1,17 @@
+// Echo servers with each of gRPC's three server APIs.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace stoker::bench {
+
+inline constexpr const char* kEchoServers[] = {"sync", "callback", "cq"};
+
+// Serves stoker.bench.Echo at "unix:PATH" with the named API until SIGTERM. INVALID_ARGUMENT: no such API; UNAVAILABLE:
+// cannot listen there.
+absl::Status ServeEcho(absl::string_view api, const std::string& socket_path);
+
+}  // namespace stoker::bench

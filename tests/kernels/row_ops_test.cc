@@ -106,8 +106,8 @@ TEST_P(RowOpsTest, GatherFromTheCompactList) {
   for (const FormatCase& format : FormatCases()) {
     for (const bool bytes : {false, true}) {
       SCOPED_TRACE(format.name);
-      GatherCase c(format.format, 4, 30, rng);
-      const auto counts = c.device.Add("miss_counts", std::vector<int32_t>{30, 0, kMaxInt32, kMinInt32});
+      GatherCase c(format.format, 5, 30, rng);
+      const auto counts = c.device.Add("miss_counts", std::vector<int32_t>{30, 0, kMaxInt32, kMinInt32, -3});
       const std::vector<int32_t> layers = {2, 0};
       ASSERT_TRUE(RunBoth(c.device, c.pool, [&](std::byte* device, std::byte* pool) {
         GatherCompactArgs args;

@@ -144,11 +144,10 @@ class DescriptorSocket::Server {
     stop_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     listener_ = Descriptor(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!stop_.valid() || !listener_.valid()) return Unavailable("cannot make a socket");
-    // The file takes the mode of the descriptor, so that it never is more open than this, whatever the umask.
-    if (fchmod(listener_.get(), 0660) != 0) return Unavailable("cannot set its mode");
     if (bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
       return Unavailable("cannot bind");
     }
+    // Nobody can connect before listen, so that the mode is in time, whatever the umask.
     if (chmod(path_.c_str(), 0660) != 0) return Unavailable("cannot set its mode");
     if (lstat(path_.c_str(), &info) != 0) return Unavailable("cannot be read");
     bound_ = true;

@@ -214,6 +214,8 @@ TEST_F(ConfigTest, BadFilesAreNamedWithAllPlaces) {
                           "FILE:3:2: unknown key \"max_hot_byte\"; did you mean max_hot_bytes?",
                           "FILE:4:1: max_sessions 0 is out of range: 1 to 4096 are allowed",
                           "FILE:5:1: log_level \"inf\" is not one of debug, info, warning, error; did you mean info?"));
+  // A tab is one column here, as in editors' and compilers' messages.
+  EXPECT_THAT(FileErrors("\t \tmax_sessions: 0\n"), ElementsAre(HasSubstr("FILE:1:4: max_sessions 0")));
   EXPECT_THAT(FileErrors("cpu_threads: 99999999999\n"),
               ElementsAre("FILE:1:1: cpu_threads 99999999999 is out of range: 0 to 1024 are allowed"));
   EXPECT_THAT(

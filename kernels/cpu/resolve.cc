@@ -32,7 +32,7 @@ constexpr int32_t kNone = -1;
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 static_assert(kMaxHotRows - 1 <= std::numeric_limits<int16_t>::max(), "every slot fits int16 beside -1");
 
-// Splits a row number. Divisors are powers of two in practice, and a shift is a third of a division.
+// Splits a row number. Divisors are powers of two in practice, and a shift is cheaper than a division.
 class RowSplit {
  public:
   explicit RowSplit(int32_t rows)

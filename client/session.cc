@@ -28,6 +28,9 @@ constexpr size_t kMaxTokenBytes = 4096;
 constexpr size_t kMaxQueuedEvents = 64;
 // How long after the last read of a stream its status may come.
 constexpr absl::Duration kStatusGrace = absl::Seconds(1);
+// How long after a call's failure the Attach stream may take to fail too. Longer than any scheduling delay, short for a
+// caller whose call was refused by a daemon that lives on.
+constexpr absl::Duration kLossGrace = absl::Milliseconds(250);
 // Bound of the Detach that the destructor sends.
 constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
 
@@ -218,9 +221,11 @@ class Session::Impl {
     const absl::Time deadline = connection_->Deadline(options.timeout);
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(deadline));
-    if (absl::Status status = Begin(&context, deadline, options.generation, across); !status.ok()) return status;
+    absl::StatusOr<std::shared_ptr<const Lease>> lease = Begin(&context, deadline, options.generation, across);
+    if (!lease.ok()) return lease.status();
     absl::Status status = FromGrpc((stub.*method)(&context, request, response));
     Finish(&context);
+    if (absl::IsUnavailable(status)) AwaitLoss(*lease, deadline);
     return status;
   }
 
@@ -234,7 +239,7 @@ class Session::Impl {
     auto pending = std::make_unique<Pending>();
     pending->context.set_deadline(absl::ToChronoTime(connection_->Deadline(options.timeout)));
     if (absl::Status status =
-            Begin(&pending->context, absl::InfinitePast(), options.generation, AcrossGenerations::kFail);
+            Begin(&pending->context, absl::InfinitePast(), options.generation, AcrossGenerations::kFail).status();
         !status.ok()) {
       done(status);
       return;
@@ -266,6 +271,11 @@ class Session::Impl {
     return status_;
   }
 
+  bool ended() const {
+    const std::lock_guard lock(mutex_);
+    return state_ == State::kEnded;
+  }
+
   Connection& connection() const { return *connection_; }
   const std::shared_ptr<Connection>& shared_connection() const { return connection_; }
 
@@ -286,13 +296,22 @@ class Session::Impl {
   }
 
   // Gives the call a token, and the destructor the means to cancel it.
-  absl::Status Begin(grpc::ClientContext* context, absl::Time deadline, uint64_t generation, AcrossGenerations across) {
+  absl::StatusOr<std::shared_ptr<const Lease>> Begin(grpc::ClientContext* context, absl::Time deadline,
+                                                     uint64_t generation, AcrossGenerations across) {
     Lock lock(mutex_);
     absl::StatusOr<std::shared_ptr<const Lease>> lease = Acquire(lock, deadline, generation, across);
-    if (!lease.ok()) return lease.status();
+    if (!lease.ok()) return lease;
     context->AddMetadata(kTokenKey, (*lease)->attached.token());
     calls_.insert(context);
-    return absl::OkStatus();
+    return lease;
+  }
+
+  // A call was UNAVAILABLE. If that was the daemon's death, the Attach stream tells so a moment later; waiting for that
+  // here makes the caller's next call see a detached session, and not the old one for another moment.
+  void AwaitLoss(const std::shared_ptr<const Lease>& lease, absl::Time deadline) {
+    Lock lock(mutex_);
+    WaitUntil(changed_, lock, std::min(deadline, absl::Now() + kLossGrace),
+              [&] { return closing_ || state_ != State::kAttached || lease_ != lease; });
   }
 
   void Finish(grpc::ClientContext* context) {
@@ -737,8 +756,16 @@ absl::StatusOr<std::unique_ptr<StepStream>> Session::RunSteps(const CallOptions&
       new StepStream(StepStream::Reactor::Start(impl_->shared_connection(), (*lease)->attached.token()), timeout));
 }
 
+absl::StatusOr<uint64_t> Session::AwaitAttached(absl::Duration timeout) {
+  absl::StatusOr<std::shared_ptr<const Lease>> lease =
+      impl_->Acquire(impl_->connection().Deadline(timeout), 0, AcrossGenerations::kRun);
+  if (!lease.ok()) return lease.status();
+  return (*lease)->generation;
+}
+
 uint64_t Session::generation() const { return impl_->lease()->generation; }
 bool Session::attached() const { return impl_->status().ok(); }
+bool Session::ended() const { return impl_->ended(); }
 absl::Status Session::status() const { return impl_->status(); }
 v1::Attached Session::info() const { return impl_->lease()->attached; }
 std::shared_ptr<const Arena> Session::arena() const { return impl_->lease()->arena; }

@@ -3,7 +3,6 @@
 // restart.
 //
 //   example_shared_arena unix:/run/stoker/stokerd.sock [steps]
-#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -43,8 +42,10 @@ struct Opened {
 };
 
 absl::StatusOr<Opened> Open(Session& session) {
+  absl::StatusOr<uint64_t> generation = session.AwaitAttached();
+  if (!generation.ok()) return generation.status();
   Opened opened;
-  opened.generation = session.generation();
+  opened.generation = *generation;
   opened.arena = session.arena();
   CallOptions options;
   options.generation = opened.generation;
@@ -101,6 +102,12 @@ absl::Status Step(Session& session, const Opened& opened, uint32_t length, int32
   return FirstError(stepped.statuses());
 }
 
+// Whether the call failed because the daemon went away (UNAVAILABLE) or is back without our sequences
+// (FAILED_PRECONDITION), and not because the session has ended: then it is worth starting anew.
+bool IsLost(const Session& session, const absl::Status& status) {
+  return (absl::IsUnavailable(status) || absl::IsFailedPrecondition(status)) && !session.ended();
+}
+
 absl::Status Decode(const std::string& address, int steps) {
   absl::StatusOr<Client> client = Client::Connect(address);
   if (!client.ok()) return client.status();
@@ -126,28 +133,32 @@ absl::Status Decode(const std::string& address, int steps) {
   SessionOptions options;
   options.arena_mapping = ArenaMapping::kRequired;
   options.recreate_pool = true;
-  std::atomic<bool> reattached = false;
-  options.on_reattach = [&](uint64_t) { reattached = true; };
   absl::StatusOr<std::unique_ptr<Session>> session = client->Attach(attach, options);
   if (!session.ok()) return session.status();
 
-  absl::StatusOr<Opened> opened = Open(**session);
-  uint32_t length = kPromptRows;
-  for (int i = 0; i < steps && opened.ok(); ++i) {
+  Opened opened;
+  uint32_t length = 0;
+  for (int done = 0; done < steps;) {
+    // Generation 0 is none: nothing is open yet.
+    if (opened.generation == 0) {
+      absl::StatusOr<Opened> again = Open(**session);
+      if (!again.ok() && IsLost(**session, again.status())) continue;
+      if (!again.ok()) return again.status();
+      opened = *std::move(again);
+      length = kPromptRows;
+    }
     int32_t misses = 0;
-    const absl::Status status = Step(**session, *opened, ++length, &misses);
+    const absl::Status status = Step(**session, opened, ++length, &misses);
     if (status.ok()) {
       std::printf("length %u: %d missed\n", length, misses);
-      continue;
+      ++done;
+    } else if (IsLost(**session, status)) {
+      opened = Opened();
+    } else {
+      return status;
     }
-    // UNAVAILABLE: the daemon went away; FAILED_PRECONDITION: it is back. Either way start anew, once it is.
-    if (!absl::IsUnavailable(status) && !reattached) return status;
-    std::printf("again: %s\n", status.ToString().c_str());
-    reattached = false;
-    opened = Open(**session);
-    length = kPromptRows;
   }
-  return opened.status();
+  return absl::OkStatus();
 }
 
 }  // namespace

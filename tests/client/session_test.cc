@@ -300,6 +300,8 @@ TEST_F(SessionTest, ASupersededSessionEndsForGood) {
   v1::AdmitResponse response;
   EXPECT_TRUE(absl::IsAborted(first->Admit(AdmitOne(), &response)));
   EXPECT_FALSE(first->attached());
+  EXPECT_TRUE(first->ended());
+  EXPECT_TRUE(absl::IsAborted(first->AwaitAttached().status()));
   EXPECT_NE(Admit(*second), 0u);
   EXPECT_EQ(daemon_.calls("Attach").size(), 2u);
 }
@@ -364,6 +366,8 @@ TEST_F(SessionTest, CallsWhileDetachedWaitAndThenRunOrFail) {
   ASSERT_TRUE(events_.Await(1));
 
   // Nobody comes back: the deadline ends the wait.
+  EXPECT_TRUE(absl::IsUnavailable(session->AwaitAttached(absl::Milliseconds(50)).status()));
+  EXPECT_FALSE(session->ended());
   v1::AdmitResponse admitted;
   v1::StepResponse stepped;
   EXPECT_TRUE(absl::IsUnavailable(session->Admit(AdmitOne(), &admitted, Within(absl::Milliseconds(50)))));
@@ -385,6 +389,7 @@ TEST_F(SessionTest, CallsWhileDetachedWaitAndThenRunOrFail) {
   daemon_.Restart();
   admitting.join();
   stepping.join();
+  EXPECT_EQ(*session->AwaitAttached(), 2u);
   EXPECT_TRUE(admit_status.ok()) << admit_status;
   EXPECT_NE(admitted.sequences(0).sequence_id(), 0u);
   EXPECT_TRUE(absl::IsFailedPrecondition(step_status)) << step_status;
@@ -516,19 +521,20 @@ TEST_F(SessionTest, DestructionCancelsCallsUnderWay) {
 TEST_F(SessionTest, ADeathWithACallUnderWayFailsTheCall) {
   Gate gate;
   daemon_.SetHook(gate.Hook("Step"));
-  SessionOptions options = Options();
-  options.reattach_timeout = absl::ZeroDuration();
-  auto session = Attach(options);
+  auto session = Attach();
   absl::Status status;
+  bool attached = true;
   std::thread stepping([&] {
     v1::StepResponse stepped;
     status = session->Step(StepOf(1), &stepped);
+    attached = session->attached();
     gate.Open();  // only now may the dying daemon's thread go
   });
   ASSERT_TRUE(gate.AwaitCaller());
   daemon_.Kill();
   stepping.join();
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_FALSE(attached);
 }
 
 TEST_F(SessionTest, StepsRunInAStream) {

@@ -25,6 +25,10 @@ struct ReplayPlan {
   std::string run_id;
   uint32_t max_sequence_rows = 1;
   uint32_t pool_blocks = 1;  // blocks of options.block_rows rows
+  // What the progress is measured in.
+  Counter RankReport::*progress = &RankReport::requests;
+  const char* progress_unit = "requests";
+  uint64_t progress_all = 0;
 };
 
 // Rank 0: takes requests `engine`, `engine + engines`, ... in order, up to options.concurrency at a time; admits,

@@ -6,8 +6,8 @@
 #include "client/replay/replay.h"
 
 int main(int argc, char** argv) {
-  const auto options = stoker::replay::ParseOptions(
-      absl::Span<const char* const>(argv + 1, static_cast<size_t>(argc - 1)));
+  const auto options =
+      stoker::replay::ParseOptions(absl::Span<const char* const>(argv + 1, static_cast<size_t>(argc - 1)));
   if (!options.ok()) {
     std::fprintf(stderr, "stoker-replay: %s\n", std::string(options.status().message()).c_str());
     return stoker::replay::kExitUsage;

@@ -74,7 +74,7 @@ const std::vector<OptionGroup>& Table() {
             "File of requests, one JSON object a line (timestamp, input_length, output_length, hash_ids of 512-token "
             "blocks). Empty: requests are generated."},
            {"requests", Number{&Options::requests, 0, kMaxRequestNumber},
-            "Requests to replay. 0: all of the trace, or 32 generated ones."},
+            "Requests to replay. 0: all of the trace, or 100 generated ones."},
            {"input-length", Number{&Options::input_rows, 4, 1000000}, "Generated requests: mean tokens of a prompt."},
            {"output-length", Number{&Options::output_rows, 4, 1000000},
             "Generated requests: mean tokens of an answer."},

@@ -34,8 +34,7 @@ Progress::Style Progress::ChooseStyle(const std::string& option) {
 
 std::string Progress::Format(const ProgressFigures& figures, const ProgressFigures& before, absl::Duration interval,
                              absl::Duration elapsed, bool bar) {
-  const double done =
-      figures.all_requests == 0 ? 1 : static_cast<double>(figures.requests) / static_cast<double>(figures.all_requests);
+  const double done = figures.all == 0 ? 1 : static_cast<double>(figures.done) / static_cast<double>(figures.all);
   std::string text;
   if (bar) {
     const int filled = static_cast<int>(done * kBarWidth);
@@ -43,35 +42,36 @@ std::string Progress::Format(const ProgressFigures& figures, const ProgressFigur
                         std::string(static_cast<size_t>(kBarWidth - filled), '.'), "] ");
   }
   absl::StrAppendFormat(
-      &text, "%3.0f %%  %s/%s requests  %.0f s  %s prompt, %s decoded tokens/s  %s/s", done * 100,
-      FormatCount(figures.requests), FormatCount(figures.all_requests), absl::ToDoubleSeconds(elapsed),
+      &text, "%3.0f %%  %s/%s %s  %.1f s  %s prompt, %s decoded tokens/s  %s/s", done * 100, FormatCount(figures.done),
+      FormatCount(figures.all), figures.unit, absl::ToDoubleSeconds(elapsed),
       FormatCount(static_cast<uint64_t>(PerSecond(figures.input_rows, before.input_rows, interval))),
       FormatCount(static_cast<uint64_t>(PerSecond(figures.output_rows, before.output_rows, interval))),
       FormatBytes(PerSecond(figures.moved_bytes, before.moved_bytes, interval)));
   return text;
 }
 
-void Progress::Show(const ProgressFigures& figures, absl::Time now) {
-  if (style_ == Style::kNone) return;
-  if (now - shown_ < (style_ == Style::kBar ? kBarInterval : kLineInterval)) return;
-  shown_ = now;
-  const std::string text = Format(figures, before_, now - last_, now - start_, style_ == Style::kBar);
+void Progress::Write(const std::string& text, bool last) {
   if (style_ == Style::kBar) {
-    std::fprintf(stderr, "\r%s\033[K", text.c_str());
-    open_ = true;
+    std::fprintf(stderr, "\r%s\033[K%s", text.c_str(), last ? "\n" : "");
   } else {
     std::fprintf(stderr, "%s\n", text.c_str());
   }
   std::fflush(stderr);
+}
+
+void Progress::Show(const ProgressFigures& figures, absl::Time now) {
+  if (style_ == Style::kNone || now - shown_ < (style_ == Style::kBar ? kBarInterval : kLineInterval)) return;
+  shown_ = now;
+  Write(Format(figures, before_, now - last_, now - start_, style_ == Style::kBar), false);
   if (now - last_ >= kRateInterval) {
     last_ = now;
     before_ = figures;
   }
 }
 
-void Progress::Finish() {
-  if (open_) std::fputc('\n', stderr);
-  open_ = false;
+void Progress::Finish(const ProgressFigures& figures, absl::Time now) {
+  if (style_ == Style::kNone) return;
+  Write(Format(figures, ProgressFigures(), now - start_, now - start_, style_ == Style::kBar), true);
 }
 
 }  // namespace stoker::replay

@@ -11,8 +11,9 @@
 namespace stoker::replay {
 
 struct ProgressFigures {
-  uint64_t requests = 0;  // done
-  uint64_t all_requests = 0;
+  uint64_t done = 0;  // of `all`
+  uint64_t all = 0;
+  const char* unit = "requests";
   uint64_t input_rows = 0;  // of requests that were admitted
   uint64_t output_rows = 0;
   uint64_t moved_bytes = 0;
@@ -28,20 +29,21 @@ class Progress {
 
   // Writes to standard error, where it is time to.
   void Show(const ProgressFigures& figures, absl::Time now);
-  // Ends the bar, so that text can follow.
-  void Finish();
+  // Writes the last figures, with the rates of the whole time, and ends the line.
+  void Finish(const ProgressFigures& figures, absl::Time now);
 
   // What is shown. `before` are the figures of `interval` ago, for the rates.
   static std::string Format(const ProgressFigures& figures, const ProgressFigures& before, absl::Duration interval,
                             absl::Duration elapsed, bool bar);
 
  private:
+  void Write(const std::string& text, bool last);
+
   const Style style_;
   const absl::Time start_;
   absl::Time last_;   // when rates were taken last
   absl::Time shown_;  // when something was written last
   ProgressFigures before_;
-  bool open_ = false;
 };
 
 }  // namespace stoker::replay

@@ -29,7 +29,7 @@
 namespace stoker::replay {
 namespace {
 
-constexpr uint32_t kGeneratedRequests = 32;
+constexpr uint32_t kGeneratedRequests = 100;
 constexpr uint32_t kGeneratedIntervalMs = 200;
 constexpr absl::Duration kPoll = absl::Milliseconds(20);
 // A daemon notices within a second that a session has gone.
@@ -88,6 +88,7 @@ absl::StatusOr<ReplayPlan> MakePlan(const Options& options, std::vector<Request>
                                                    " rows; a pool has at most ", limit, ": give --pool-blocks"));
   }
   plan.pool_blocks = static_cast<uint32_t>(blocks);
+  plan.progress_all = plan.requests.size();
   return plan;
 }
 
@@ -117,22 +118,26 @@ absl::Status RunProcesses(const ReplayPlan& plan, const RankProcesses::Body& bod
   if (!processes.ok()) return processes.status();
   RankProcesses& ranks = **processes;
 
+  const auto figures = [&] {
+    ProgressFigures sum;
+    sum.all = plan.progress_all;
+    sum.unit = plan.progress_unit;
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      const RankReport& report = ranks.report(i);
+      sum.done += (report.*plan.progress).get();
+      sum.input_rows += report.input_rows.get();
+      sum.output_rows += report.output_rows.get();
+      sum.moved_bytes += report.stored_bytes.get() + report.gathered_bytes.get();
+    }
+    return sum;
+  };
   Progress progress(Progress::ChooseStyle(plan.options.progress), start);
   while (ranks.Poll()) {
     if (interrupted != 0) ranks.Terminate();
-    ProgressFigures figures;
-    figures.all_requests = plan.requests.size();
-    for (size_t i = 0; i < ranks.size(); ++i) {
-      const RankReport& report = ranks.report(i);
-      figures.requests += report.requests.get();
-      figures.input_rows += report.input_rows.get();
-      figures.output_rows += report.output_rows.get();
-      figures.moved_bytes += report.stored_bytes.get() + report.gathered_bytes.get();
-    }
-    progress.Show(figures, absl::Now());
+    progress.Show(figures(), absl::Now());
     absl::SleepFor(kPoll);
   }
-  progress.Finish();
+  progress.Finish(figures(), absl::Now());
   result->seconds = absl::ToDoubleSeconds(absl::Now() - start);
   for (size_t i = 0; i < ranks.size(); ++i) AddReport(ranks.report(i), &result->totals);
   return ranks.status();

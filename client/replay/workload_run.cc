@@ -160,6 +160,9 @@ ReplayPlan WorkloadPlan(const Options& options, const Workload& workload) {
   plan.max_sequence_rows = workload.context;
   const uint32_t blocks = (workload.context + options.block_rows - 1) / options.block_rows;
   plan.pool_blocks = blocks * workload.rows;
+  plan.progress = &RankReport::steps;
+  plan.progress_unit = "steps";
+  plan.progress_all = workload.steps;
   return plan;
 }
 

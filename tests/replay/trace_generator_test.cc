@@ -78,5 +78,13 @@ TEST(TraceGeneratorTest, SmallestShape) {
   }
 }
 
+// client/replay/README.md has the command that wrote the file.
+TEST(TraceGeneratorTest, TheBundledTraceIsWhatTheGeneratorMakes) {
+  const auto bundled = ReadTrace(BUNDLED_TRACE_PATH, 0);
+  ASSERT_TRUE(bundled.ok()) << bundled.status();
+  EXPECT_EQ(*bundled,
+            GenerateTrace({.requests = 300, .input_rows = 3000, .output_rows = 120, .interval_ms = 200, .seed = 1}));
+}
+
 }  // namespace
 }  // namespace stoker::replay

@@ -133,7 +133,8 @@ TEST_F(AdmissionTest, EndsAWaitWithItsSession) {
 
 TEST_F(AdmissionTest, RefusesWhatDoesNotFitAndAdmitsNothingOfIt) {
   Rank rank(client(), pool_, AttachTo(pool_, "rank"));
-  const Sequence a = rank.Open(MakeTokens(6, 64), 320);  // 20 of 32 blocks
+  Rank holder(client(), pool_, AttachTo(pool_, "holder"));
+  const Sequence a = holder.Open(MakeTokens(6, 64), 320);  // 20 of 32 blocks
   const v1::PoolUsage before = Usage("p");
   const v1::AdmittedSequence refused = rank.Admit(rank.Item(MakeTokens(7, 64), 208));
   EXPECT_EQ(refused.status().code(), kResourceExhausted);
@@ -156,9 +157,9 @@ TEST_F(AdmissionTest, RefusesWhatDoesNotFitAndAdmitsNothingOfIt) {
   extend.add_items()->set_sequence_id(a.id);
   extend.mutable_items(0)->set_max_rows(321);
   v1::ExtendResponse extended;
-  ASSERT_TRUE(rank.session().Extend(extend, &extended).ok());
+  ASSERT_TRUE(holder.session().Extend(extend, &extended).ok());
   EXPECT_EQ(extended.statuses(0).code(), kResourceExhausted);
-  rank.CheckStored(a, 64);
+  holder.CheckStored(a, 64);
 }
 
 TEST_F(AdmissionTest, HoldsSessionsToTheirQuotas) {

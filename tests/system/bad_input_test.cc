@@ -189,7 +189,10 @@ TEST_F(BadInputTest, RefusesAdmissionsOutOfRange) {
             [](auto& i) { i.set_block_hashes(std::string(15, 'h')); },
             kInvalidArgument,
             {"block_hashes", "15", "16"}},
-           {"three hashes", [](auto& i) { i.set_block_hashes(std::string(16 * 3, 'h')); }, kInvalidArgument, {"block_hashes"}},
+           {"three hashes",
+            [](auto& i) { i.set_block_hashes(std::string(16 * 3, 'h')); },
+            kInvalidArgument,
+            {"block_hashes"}},
            {"many hashes",
             [](auto& i) { i.set_block_hashes(std::string(16 * 5, 'h')); },
             kInvalidArgument,
@@ -198,7 +201,10 @@ TEST_F(BadInputTest, RefusesAdmissionsOutOfRange) {
             [](auto& i) { i.set_sequence_key("key"); },
             kFailedPrecondition,
             {"key", "prompt_rows", "50"}},
-           {"more than there is", [](auto& i) { i.set_max_rows(1024); }, kResourceExhausted, {"blocks needed", "limit"}},
+           {"more than there is",
+            [](auto& i) { i.set_max_rows(1024); },
+            kResourceExhausted,
+            {"blocks needed", "limit"}},
        }) {
     v1::AdmitItem item = rank().Item(MakeTokens(50, 50), 100);
     c.change(item);

@@ -168,7 +168,7 @@ TEST_F(ProcessTest, ListsItsServicesByReflection) {
 TEST_F(ProcessTest, LogsJsonAndScrapesWhatItReplied) {
   v1::LookupCounts sums;
   uint64_t gathered = 0;
-  Rank rank(client(), pool_, AttachTo(pool_, "rank\"1", 8, 32), {});
+  Rank rank(client(), pool_, AttachTo(pool_, "rank-1", 8, 32), {});
   const Sequence sequence = rank.Open(MakeTokens(1, 200), 230);
   for (uint32_t step = 0; step < 30; ++step) {
     Sequence growing = sequence;

@@ -188,7 +188,8 @@ class Pool {
   void FinishWrite(SequenceId id, int64_t first, int64_t count);
 
   // Checks all accesses of a batch and begins its commits, under one lock. grants[i] belongs to accesses[i]. An access
-  // that fails begins nothing. A session that writes may read what it has begun to write; others only what is stored.
+  // that fails begins nothing, and neither do those of its sequence that directly follow it: they get its status. A
+  // session that writes may read what it has begun to write; others only what is stored.
   void BeginStep(SessionId session, absl::Span<const StepAccess> accesses, std::vector<StepGrant>* grants);
 
   // Pool rows of positions; FAILED_PRECONDITION when one is not stored (for the writer: begun to be written).

@@ -269,5 +269,24 @@ TEST_F(PoolWriteTest, ABatchIsGrantedItemByItem) {
   EXPECT_EQ(grants[4].commit_pool_row, -1);
 }
 
+TEST_F(PoolWriteTest, AnAccessBehindAFailedOneOfItsSequenceFailsToo) {
+  Start(10);
+  const Admission a = Admit(20, 40);
+  const Admission b = Admit(20, 40);
+  Store(a.id, 0, 20);
+  Store(b.id, 0, 20);
+  const std::vector<StepAccess> accesses = {
+      {a.id, 30, 1, true}, {a.id, 21, 1, true}, {a.id, 5, 1, false}, {b.id, 21, 1, true}, {a.id, 21, 1, true}};
+  std::vector<StepGrant> grants;
+  pool_->BeginStep(kFirst, accesses, &grants);
+  EXPECT_EQ(grants[0].status.code(), StatusCode::kFailedPrecondition);
+  for (const int i : {1, 2}) {
+    EXPECT_EQ(grants[i].status, grants[0].status);
+    EXPECT_EQ(grants[i].commit_pool_row, -1);
+  }
+  for (const int i : {3, 4}) EXPECT_TRUE(grants[i].status.ok()) << grants[i].status;
+  EXPECT_EQ(pool_->Snapshot(a.id)->written_rows, 21);
+}
+
 }  // namespace
 }  // namespace stoker::core

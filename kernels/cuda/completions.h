@@ -1,0 +1,50 @@
+// Tells when work of streams is done: one thread for all streams of a device, none for each call.
+//
+// The thread asks for the oldest events by cudaEventQuery, at first without pause, then with growing pauses: an event
+// that a kernel ends is seen within some 10 us, and an idle device costs nothing. (A host function enqueued on the
+// stream would not be called after a sticky error; an event's query returns the error.)
+//
+// Thread safety: any thread may call Add.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "kernels/cuda/handles.h"
+
+namespace stoker::kernels::cuda {
+
+class Completions {
+ public:
+  explicit Completions(int device);
+  // Waits for all that was added.
+  ~Completions();
+  Completions(const Completions&) = delete;
+  Completions& operator=(const Completions&) = delete;
+
+  // Calls `done` on this object's thread when `event`, which was recorded already, has happened, with its error.
+  void Add(EventHandle event, absl::AnyInvocable<void(absl::Status) &&> done);
+
+ private:
+  struct Waiting {
+    EventHandle event;
+    absl::AnyInvocable<void(absl::Status) &&> done;
+  };
+
+  void Run();
+
+  const int device_;
+  std::mutex mutex_;
+  std::condition_variable added_;
+  std::deque<Waiting> incoming_;  // guarded by mutex_
+  bool stopping_ = false;         // guarded by mutex_
+  std::thread thread_;
+};
+
+}  // namespace stoker::kernels::cuda

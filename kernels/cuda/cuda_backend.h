@@ -1,0 +1,27 @@
+// The CUDA backend: pools are pinned host memory that kernels read and write, hot caches and state are on one GPU.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+
+namespace stoker::kernels::cuda {
+
+// A GPU that this process can use.
+struct DeviceInfo {
+  int ordinal = 0;
+  std::string uuid;  // "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"
+  std::string name;
+};
+
+// The GPUs of this machine. Empty where there is no driver or no GPU: that is no error.
+std::vector<DeviceInfo> ListDevices();
+
+// NOT_FOUND: no such GPU. FAILED_PRECONDITION: its compute capability is below 8.0, or this build has no code for it.
+// Streams must be destroyed before the backend.
+absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(int ordinal);
+
+}  // namespace stoker::kernels::cuda

@@ -1,0 +1,204 @@
+#include "kernels/cuda/cuda_stream.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace stoker::kernels::cuda {
+namespace {
+
+constexpr size_t kSlabBytes = size_t{1} << 20;
+constexpr size_t kAlignment = 256;
+
+class CudaEvent final : public Event {
+ public:
+  CudaEvent(int device, EventHandle event) : device_(device), event_(std::move(event)) {}
+  bool Done() const override {
+    const CurrentDevice current(device_);
+    return cudaEventQuery(event_.get()) != cudaErrorNotReady;
+  }
+  cudaEvent_t get() const { return event_.get(); }
+
+ private:
+  const int device_;
+  const EventHandle event_;
+};
+
+// Whether the device, and an asynchronous copy, can use the address as it is.
+bool IsPinnedOrDevice(const void* address) {
+  cudaPointerAttributes attributes{};
+  if (cudaPointerGetAttributes(&attributes, address) != cudaSuccess) {
+    cudaGetLastError();
+    return false;
+  }
+  return attributes.type != cudaMemoryTypeUnregistered;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Stream>> CudaStream::Create(int device, const DeviceLimits& limits,
+                                                           Completions* completions) {
+  const CurrentDevice current(device);
+  absl::StatusOr<StreamHandle> stream = MakeStream();
+  if (!stream.ok()) return stream.status();
+  return std::unique_ptr<Stream>(new CudaStream(device, limits, completions, *std::move(stream)));
+}
+
+CudaStream::~CudaStream() {
+  const CurrentDevice current(device_);
+  // Whatever was enqueued behind the last Notify, too.
+  ReportLoss(cudaStreamSynchronize(stream_.get()), "a stream ends with an error");
+  // Callbacks of this stream have run when the slabs that they hold are free.
+  for (const std::shared_ptr<Slab>& slab : slabs_) {
+    int users;
+    while ((users = slab->users.load(std::memory_order_acquire)) > 0) slab->users.wait(users);
+  }
+}
+
+absl::StatusOr<void*> CudaStream::Stage(size_t bytes) {
+  const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  std::shared_ptr<Slab> chosen;
+  for (const std::shared_ptr<Slab>& slab : slabs_) {
+    const bool in_batch = std::find(batch_.slabs.begin(), batch_.slabs.end(), slab) != batch_.slabs.end();
+    if (!in_batch && slab->users.load(std::memory_order_acquire) == 0) slab->used = 0;
+    if (slab->bytes - slab->used >= rounded) {
+      chosen = slab;
+      break;
+    }
+  }
+  if (chosen == nullptr) {
+    chosen = std::make_shared<Slab>();
+    chosen->bytes = std::max(kSlabBytes, rounded);
+    absl::StatusOr<PinnedMemory> memory = MakePinnedMemory(chosen->bytes);
+    if (!memory.ok()) return memory.status();
+    chosen->memory = *std::move(memory);
+    slabs_.push_back(chosen);
+  }
+  void* const staged = static_cast<char*>(chosen->memory.get()) + chosen->used;
+  chosen->used += rounded;
+  if (std::find(batch_.slabs.begin(), batch_.slabs.end(), chosen) == batch_.slabs.end()) {
+    batch_.slabs.push_back(chosen);
+    chosen->users.fetch_add(1, std::memory_order_relaxed);
+  }
+  return staged;
+}
+
+void CudaStream::Notify(absl::AnyInvocable<void(absl::Status) &&> done) {
+  const CurrentDevice current(device_);
+  auto finish = [batch = std::move(batch_), done = std::move(done)](absl::Status status) mutable {
+    if (status.ok()) status = batch.error;
+    if (status.ok()) {
+      for (const Download& download : batch.downloads) std::memcpy(download.target, download.staged, download.bytes);
+    }
+    std::move(done)(std::move(status));
+    for (const std::shared_ptr<Slab>& slab : batch.slabs) {
+      slab->users.fetch_sub(1, std::memory_order_release);
+      slab->users.notify_all();
+    }
+  };
+  batch_ = Batch();
+  absl::StatusOr<EventHandle> event = MakeEvent();
+  absl::Status status = event.status();
+  if (status.ok()) status = ToStatus(cudaEventRecord(event->get(), stream_.get()), "an event cannot be recorded");
+  if (!status.ok()) {
+    // The device is lost: nothing will come after this.
+    finish(status);
+    return;
+  }
+  completions_->Add(*std::move(event), std::move(finish));
+}
+
+std::shared_ptr<Event> CudaStream::Record() {
+  const CurrentDevice current(device_);
+  absl::StatusOr<EventHandle> event = MakeEvent();
+  if (event.ok()) {
+    event = [&]() -> absl::StatusOr<EventHandle> {
+      const cudaError_t error = cudaEventRecord(event->get(), stream_.get());
+      if (error != cudaSuccess) return ToStatus(error, "an event cannot be recorded");
+      return *std::move(event);
+    }();
+  }
+  if (!event.ok()) {
+    batch_.error.Update(event.status());
+    return std::make_shared<CudaEvent>(device_, EventHandle());
+  }
+  return std::make_shared<CudaEvent>(device_, *std::move(event));
+}
+
+void CudaStream::Wait(std::shared_ptr<Event> event) {
+  const CurrentDevice current(device_);
+  const cudaEvent_t handle = static_cast<const CudaEvent&>(*event).get();
+  if (handle == nullptr) return;
+  batch_.error.Update(ToStatus(cudaStreamWaitEvent(stream_.get(), handle, 0), "a stream cannot wait for an event"));
+}
+
+void CudaStream::Timestamp(uint64_t* ns) {
+  const CurrentDevice current(device_);
+  batch_.error.Update(ToStatus(LaunchTimestamp(ns, stream_.get()), "the device's time cannot be read"));
+}
+
+absl::Status CudaStream::Copy(void* dst, const void* src, size_t bytes) {
+  if (bytes == 0) return absl::OkStatus();
+  const CurrentDevice current(device_);
+  const bool stage_source = !IsPinnedOrDevice(src);
+  const bool stage_target = !IsPinnedOrDevice(dst);
+  const void* from = src;
+  void* to = dst;
+  if (stage_source || stage_target) {
+    absl::StatusOr<void*> staged = Stage(bytes);
+    if (!staged.ok()) return staged.status();
+    if (stage_source) {
+      std::memcpy(*staged, src, bytes);
+      from = *staged;
+    }
+    if (stage_target) {
+      batch_.downloads.push_back({dst, *staged, bytes});
+      to = *staged;
+    }
+    if (from == to) return absl::OkStatus();
+  }
+  return ToStatus(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_.get()), "a copy cannot be enqueued");
+}
+
+template <typename Args, typename Launch>
+absl::Status CudaStream::Enqueue(const Args& args, Launch launch) {
+  if (absl::Status status = Validate(args); !status.ok()) return status;
+  const CurrentDevice current(device_);
+  return ToStatus(launch(), "a kernel cannot be launched");
+}
+
+absl::Status CudaStream::Resolve(const ResolveArgs& args) {
+  return Enqueue(args, [&] { return LaunchResolve(args, limits_, stream_.get()); });
+}
+
+absl::Status CudaStream::ResolveGather(const ResolveArgs& args, const GatherCompactArgs& gather) {
+  if (absl::Status status = Validate(args, gather); !status.ok()) return status;
+  const CurrentDevice current(device_);
+  return ToStatus(LaunchResolveGather(args, gather, limits_, stream_.get()), "a kernel cannot be launched");
+}
+
+absl::Status CudaStream::Gather(const GatherCompactArgs& args) {
+  return Enqueue(args, [&] { return LaunchGather(args, limits_, stream_.get()); });
+}
+
+absl::Status CudaStream::Gather(const GatherDenseArgs& args) {
+  return Enqueue(args, [&] { return LaunchGather(args, limits_, stream_.get()); });
+}
+
+absl::Status CudaStream::Transfer(const TransferArgs& args) {
+  return Enqueue(args, [&] { return LaunchTransfer(args, limits_, stream_.get()); });
+}
+
+absl::Status CudaStream::Invalidate(const InvalidateArgs& args) {
+  return Enqueue(args, [&] { return LaunchInvalidate(args, stream_.get()); });
+}
+
+absl::Status CudaStream::Reset(const ResetArgs& args) {
+  return Enqueue(args, [&] { return LaunchReset(args, stream_.get()); });
+}
+
+absl::Status CudaStream::Place(const PlaceArgs& args) {
+  return Enqueue(args, [&] { return LaunchPlace(args, stream_.get()); });
+}
+
+}  // namespace stoker::kernels::cuda

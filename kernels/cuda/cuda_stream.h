@@ -1,0 +1,82 @@
+// A CUDA stream with the operations of kernels::Stream, and the staging of copies from and to pageable memory.
+//
+// cudaMemcpyAsync from or to pageable host memory makes the caller wait. So bytes from such memory are copied into
+// pinned memory at once and go on from there, and bytes to such memory go to pinned memory and from there to their
+// target when the next Notify completes, before its callback.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/completions.h"
+#include "kernels/cuda/handles.h"
+#include "kernels/cuda/launch.h"
+
+namespace stoker::kernels::cuda {
+
+class CudaStream final : public Stream {
+ public:
+  static absl::StatusOr<std::unique_ptr<Stream>> Create(int device, const DeviceLimits& limits,
+                                                        Completions* completions);
+  ~CudaStream() override;
+
+  void Notify(absl::AnyInvocable<void(absl::Status) &&> done) override;
+  std::shared_ptr<Event> Record() override;
+  void Wait(std::shared_ptr<Event> event) override;
+  void Timestamp(uint64_t* ns) override;
+  absl::Status Copy(void* dst, const void* src, size_t bytes) override;
+  absl::Status Resolve(const ResolveArgs& args) override;
+  absl::Status ResolveGather(const ResolveArgs& args, const GatherCompactArgs& gather) override;
+  absl::Status Gather(const GatherCompactArgs& args) override;
+  absl::Status Gather(const GatherDenseArgs& args) override;
+  absl::Status Transfer(const TransferArgs& args) override;
+  absl::Status Invalidate(const InvalidateArgs& args) override;
+  absl::Status Reset(const ResetArgs& args) override;
+  absl::Status Place(const PlaceArgs& args) override;
+
+  cudaStream_t get() const { return stream_.get(); }
+
+ private:
+  // Pinned memory, handed out from the front and given back as a whole when nothing in it is under way.
+  struct Slab {
+    PinnedMemory memory;
+    size_t bytes = 0;
+    size_t used = 0;
+    std::atomic<int> users{0};  // notifications that have bytes in it
+  };
+  // Bytes to take to pageable memory.
+  struct Download {
+    void* target;
+    const void* staged;
+    size_t bytes;
+  };
+  // What the next Notify ends.
+  struct Batch {
+    std::vector<Download> downloads;
+    std::vector<std::shared_ptr<Slab>> slabs;
+    absl::Status error;
+  };
+
+  CudaStream(int device, const DeviceLimits& limits, Completions* completions, StreamHandle stream)
+      : device_(device), limits_(limits), completions_(completions), stream_(std::move(stream)) {}
+
+  // Pinned memory that stays until the next Notify has completed.
+  absl::StatusOr<void*> Stage(size_t bytes);
+  // Checks the arguments, makes the device current and launches.
+  template <typename Args, typename Launch>
+  absl::Status Enqueue(const Args& args, Launch launch);
+
+  const int device_;
+  const DeviceLimits limits_;
+  Completions* const completions_;
+  StreamHandle stream_;
+  Batch batch_;
+  std::vector<std::shared_ptr<Slab>> slabs_;
+};
+
+}  // namespace stoker::kernels::cuda

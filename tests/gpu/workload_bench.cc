@@ -1,0 +1,330 @@
+// stoker-gpu-bench: steps of a workload file through the CUDA kernels, timed as the peers' bench times the seeds'.
+//
+//   stoker-gpu-bench WORKLOAD [--pool-gib N] [--gather-rates]
+//
+// The state is reset; one pass over all steps warms it; then five passes, each one CUDA graph of all steps; the median
+// pass divided by the steps is us_per_step. misses_per_step is counted over the timed passes. Every gathered row of the
+// last step is compared with its source. One JSON object a line. --gather-rates looks for the best rate of random rows
+// of the same pool.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/launch.h"
+#include "tests/gpu/compare_rows.h"
+
+namespace stoker::kernels::cuda {
+namespace {
+
+constexpr int kTimedPasses = 5;
+constexpr int64_t kBlockRows = 64;
+
+#define CHECK_CUDA(call)                                                                    \
+  do {                                                                                      \
+    const cudaError_t status_ = (call);                                                     \
+    if (status_ != cudaSuccess) {                                                           \
+      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(status_)); \
+      std::exit(1);                                                                         \
+    }                                                                                       \
+  } while (0)
+
+struct Workload {
+  uint32_t version, steps, rows, top_k, context, hot_rows, row_bytes, reserved;
+  std::vector<int32_t> positions;
+};
+
+Workload ReadWorkload(const char* path) {
+  std::FILE* file = std::fopen(path, "rb");
+  char magic[4];
+  Workload w;
+  if (file == nullptr || std::fread(magic, 1, 4, file) != 4 || std::memcmp(magic, "STKW", 4) != 0 ||
+      std::fread(&w.version, 4, 8, file) != 8 || w.version != 1) {
+    std::fprintf(stderr, "%s: not a workload file of version 1\n", path);
+    std::exit(2);
+  }
+  w.positions.resize(size_t{w.steps} * w.rows * w.top_k);
+  if (std::fread(w.positions.data(), 4, w.positions.size(), file) != w.positions.size()) {
+    std::fprintf(stderr, "%s: truncated\n", path);
+    std::exit(2);
+  }
+  std::fclose(file);
+  return w;
+}
+
+template <typename T>
+T* Device(const std::vector<T>& values) {
+  T* memory;
+  CHECK_CUDA(cudaMalloc(reinterpret_cast<void**>(&memory), values.size() * sizeof(T)));
+  CHECK_CUDA(cudaMemcpy(memory, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+  return memory;
+}
+
+class WorkloadBench {
+ public:
+  WorkloadBench(const Workload& workload, int64_t pool_gib) : w_(workload) {
+    cudaDeviceProp properties{};
+    CHECK_CUDA(cudaGetDeviceProperties(&properties, 0));
+    limits_.multiprocessors = properties.multiProcessorCount;
+    limits_.max_shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin) - 1024;
+    limits_.clusters = properties.major >= 9;
+    CHECK_CUDA(PrepareKernels(limits_));
+    CHECK_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+
+    const int64_t row_bytes = w_.row_bytes;
+    int64_t spread = std::max<int64_t>(w_.context, (pool_gib << 30) / row_bytes / w_.rows);
+    spread = (spread + kBlockRows - 1) / kBlockRows * kBlockRows;
+    pool_rows_ = spread * w_.rows;
+    CHECK_CUDA(cudaHostAlloc(reinterpret_cast<void**>(&pool_), static_cast<size_t>(pool_rows_ * row_bytes),
+                             cudaHostAllocMapped));
+    for (int64_t r = 0; r < pool_rows_; ++r) {
+      int32_t* words = reinterpret_cast<int32_t*>(pool_ + r * row_bytes);
+      words[0] = static_cast<int32_t>(r);
+      words[row_bytes / 4 - 1] = ~static_cast<int32_t>(r);
+    }
+    const int64_t hot_rows = w_.hot_rows;
+    const int64_t newest = (hot_rows + kBlockRows - 1) / kBlockRows * kBlockRows;
+    region_ = newest + kBlockRows;
+    CHECK_CUDA(cudaMalloc(reinterpret_cast<void**>(&hot_), static_cast<size_t>(w_.rows * region_ * row_bytes)));
+
+    const int64_t columns = (w_.context + kBlockRows - 1) / kBlockRows;
+    std::vector<int32_t> table(static_cast<size_t>(w_.rows * columns)), ids(w_.rows),
+        lengths(w_.rows, static_cast<int32_t>(w_.context));
+    for (int64_t r = 0; r < w_.rows; ++r) {
+      ids[static_cast<size_t>(r)] = static_cast<int32_t>(r);
+      for (int64_t c = 0; c < columns; ++c) {
+        table[static_cast<size_t>(r * columns + c)] = static_cast<int32_t>(r * (spread / kBlockRows) + c);
+      }
+    }
+    std::vector<int32_t> pool_rows_of(w_.positions.size());
+    for (size_t i = 0; i < pool_rows_of.size(); ++i) {
+      pool_rows_of[i] = static_cast<int32_t>(static_cast<int64_t>(i / w_.top_k % w_.rows) * spread + w_.positions[i]);
+    }
+    entries_ = Device(w_.positions);
+    wanted_ = Device(pool_rows_of);
+    state_rows_ = Device(ids);
+
+    const size_t batch = size_t{w_.rows} * w_.top_k;
+    resolve_.index_space = IndexSpace::kPosition;
+    Residency& residency = resolve_.residency;
+    residency.slot_key = Device(std::vector<int32_t>(w_.rows * static_cast<size_t>(hot_rows)));
+    residency.lru = Device(std::vector<int16_t>(w_.rows * static_cast<size_t>(hot_rows)));
+    residency.slot_of = Device(std::vector<int16_t>(size_t{w_.rows} * w_.context));
+    residency.slot_of_stride = w_.context;
+    residency.state_rows = static_cast<int32_t>(w_.rows);
+    residency.hot_rows = static_cast<int32_t>(hot_rows);
+    resolve_.rows = static_cast<int32_t>(w_.rows);
+    resolve_.top_k = static_cast<int32_t>(w_.top_k);
+    resolve_.entry_stride = w_.top_k;
+    resolve_.lengths.data = Device(lengths);
+    resolve_.state_rows.data = state_rows_;
+    resolve_.block_table = Device(table);
+    resolve_.block_table_stride = columns;
+    resolve_.block_table_rows = static_cast<int32_t>(w_.rows);
+    resolve_.block_table_columns = static_cast<int32_t>(columns);
+    resolve_.pool_rows = pool_rows_;
+    resolve_.region_rows = static_cast<int32_t>(region_);
+    resolve_.newest_row = static_cast<int32_t>(newest);
+    resolve_.hot_rows_out = Device(std::vector<int32_t>(batch));
+    resolve_.hot_rows_out_stride = w_.top_k;
+    resolve_.miss_pool_rows = Device(std::vector<int32_t>(batch));
+    resolve_.miss_hot_rows = Device(std::vector<int32_t>(batch));
+    resolve_.miss_counts = Device(std::vector<int32_t>(w_.rows));
+    resolve_.stats = Device(std::vector<uint64_t>(kStats));
+
+    RowFormat format;
+    format.row_bytes = static_cast<int32_t>(row_bytes);
+    gather_.pool.base = reinterpret_cast<std::byte*>(pool_);
+    gather_.pool.layers = gather_.hot.layers = 1;
+    gather_.pool.layout = RowLayout::Make(format, pool_rows_).value();
+    gather_.hot.base = reinterpret_cast<std::byte*>(hot_);
+    gather_.hot.layout = RowLayout::Make(format, w_.rows * region_).value();
+    gather_.pool_rows = pool_rows_;
+    gather_.hot_rows = w_.rows * region_;
+    gather_.layers = &layer_;
+    gather_.layer_count = 1;
+    gather_.rows = resolve_.rows;
+    gather_.top_k = resolve_.top_k;
+    gather_.miss_pool_rows = resolve_.miss_pool_rows;
+    gather_.miss_hot_rows = resolve_.miss_hot_rows;
+    gather_.miss_counts = resolve_.miss_counts;
+  }
+
+  void Run() {
+    Report("stoker_fused", true,
+           [this](uint32_t step) { CHECK_CUDA(LaunchResolveGather(At(step), gather_, limits_, stream_)); });
+    Report("stoker_resolve_gather", true, [this](uint32_t step) {
+      CHECK_CUDA(LaunchResolve(At(step), limits_, stream_));
+      CHECK_CUDA(LaunchGather(gather_, limits_, stream_));
+    });
+    Report("stoker_resolve_only", false,
+           [this](uint32_t step) { CHECK_CUDA(LaunchResolve(At(step), limits_, stream_)); });
+  }
+
+  // Random rows of the whole pool, in several sizes of the list and of the grid.
+  void GatherRates() {
+    std::mt19937_64 random(1);
+    constexpr int kRounds = 16;
+    for (const int64_t rows : {4096, 16384, 65536}) {
+      std::vector<int32_t> pool_rows(static_cast<size_t>(rows * kRounds)), hot_rows(static_cast<size_t>(rows));
+      for (int32_t& row : pool_rows) row = static_cast<int32_t>(random() % static_cast<uint64_t>(pool_rows_));
+      const int64_t hot_total = w_.rows * region_;
+      for (size_t i = 0; i < hot_rows.size(); ++i)
+        hot_rows[i] = static_cast<int32_t>(static_cast<int64_t>(i) % hot_total);
+      for (const bool sorted : {false, true}) {
+        if (sorted) {
+          for (int round = 0; round < kRounds; ++round) {
+            std::sort(pool_rows.begin() + round * rows, pool_rows.begin() + (round + 1) * rows);
+          }
+        }
+        int32_t* const device_pool = Device(pool_rows);
+        int32_t* const device_hot = Device(hot_rows);
+        TransferArgs args;
+        args.src = gather_.pool;
+        args.dst = gather_.hot;
+        args.src_row_limit = pool_rows_;
+        args.dst_row_limit = hot_total;
+        args.src_layers = args.dst_layers = &layer_;
+        args.layer_count = 1;
+        args.dst_rows = device_hot;
+        args.count = rows;
+        const double us = Time(
+            kRounds,
+            [&](uint32_t round) {
+              TransferArgs part = args;
+              part.src_rows = device_pool + round * rows;
+              CHECK_CUDA(LaunchTransfer(part, limits_, stream_));
+            },
+            [] {});
+        std::printf(
+            "{\"system\": \"random_gather\", \"rows\": %lld, \"sorted\": %s, \"row_bytes\": %u, \"pool_gib\": %.2f, "
+            "\"us\": %.2f, \"gb_per_s\": %.2f}\n",
+            static_cast<long long>(rows), sorted ? "true" : "false", w_.row_bytes, PoolGib(), us,
+            static_cast<double>(rows) * w_.row_bytes / us / 1e3);
+        CHECK_CUDA(cudaFree(device_pool));
+        CHECK_CUDA(cudaFree(device_hot));
+      }
+    }
+  }
+
+ private:
+  double PoolGib() const { return static_cast<double>(pool_rows_) * w_.row_bytes / (1 << 30); }
+
+  const ResolveArgs& At(uint32_t step) {
+    resolve_.entries = entries_ + size_t{step} * w_.rows * w_.top_k;
+    return resolve_;
+  }
+
+  void Reset() {
+    ResetArgs args;
+    args.index_space = IndexSpace::kPosition;
+    args.residency = resolve_.residency;
+    args.state_rows = state_rows_;
+    args.count = static_cast<int32_t>(w_.rows);
+    CHECK_CUDA(LaunchReset(args, stream_));
+    CHECK_CUDA(cudaStreamSynchronize(stream_));
+  }
+
+  // Median microseconds per step.
+  double Time(uint32_t steps, const std::function<void(uint32_t)>& step, const std::function<void()>& warmed) {
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    CHECK_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal));
+    for (uint32_t s = 0; s < steps; ++s) step(s);
+    CHECK_CUDA(cudaStreamEndCapture(stream_, &graph));
+    CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    CHECK_CUDA(cudaGraphLaunch(exec, stream_));
+    CHECK_CUDA(cudaStreamSynchronize(stream_));
+    warmed();
+    cudaEvent_t begin, end;
+    CHECK_CUDA(cudaEventCreate(&begin));
+    CHECK_CUDA(cudaEventCreate(&end));
+    std::vector<float> us;
+    for (int pass = 0; pass < kTimedPasses; ++pass) {
+      CHECK_CUDA(cudaEventRecord(begin, stream_));
+      CHECK_CUDA(cudaGraphLaunch(exec, stream_));
+      CHECK_CUDA(cudaEventRecord(end, stream_));
+      CHECK_CUDA(cudaEventSynchronize(end));
+      float ms;
+      CHECK_CUDA(cudaEventElapsedTime(&ms, begin, end));
+      us.push_back(ms * 1000 / static_cast<float>(steps));
+    }
+    std::sort(us.begin(), us.end());
+    CHECK_CUDA(cudaGraphExecDestroy(exec));
+    CHECK_CUDA(cudaGraphDestroy(graph));
+    return us[us.size() / 2];
+  }
+
+  void Report(const char* system, bool gathers, const std::function<void(uint32_t)>& step) {
+    Reset();
+    const double us =
+        Time(w_.steps, step, [this] { CHECK_CUDA(cudaMemset(resolve_.stats, 0, kStats * sizeof(uint64_t))); });
+    uint64_t stats[kStats];
+    CHECK_CUDA(cudaMemcpy(stats, resolve_.stats, sizeof stats, cudaMemcpyDeviceToHost));
+    const double misses = static_cast<double>(stats[kMiss]) / kTimedPasses / w_.steps;
+    int bad = 0;
+    if (gathers) {
+      const int n = static_cast<int>(w_.rows * w_.top_k);
+      bad = CountWrongRows(wanted_ + size_t{w_.steps - 1} * static_cast<size_t>(n), resolve_.hot_rows_out, hot_,
+                           w_.row_bytes, n, stream_);
+    }
+    std::printf(
+        "{\"system\": \"%s\", \"rows\": %u, \"top_k\": %u, \"hot_rows\": %u, \"row_bytes\": %u, \"pool_gib\": %.2f, "
+        "\"us_per_step\": %.2f, \"misses_per_step\": %.1f, \"gathered_gb_per_s\": %.2f, \"bad_rows\": %d}\n",
+        system, w_.rows, w_.top_k, w_.hot_rows, w_.row_bytes, PoolGib(), us, misses, misses * w_.row_bytes / us / 1e3,
+        bad);
+    std::fflush(stdout);
+    if (bad != 0) std::exit(1);
+  }
+
+  const Workload& w_;
+  DeviceLimits limits_;
+  cudaStream_t stream_ = nullptr;
+  int64_t pool_rows_ = 0;
+  int64_t region_ = 0;
+  char* pool_ = nullptr;
+  char* hot_ = nullptr;
+  int32_t* entries_ = nullptr;
+  int32_t* wanted_ = nullptr;
+  int32_t* state_rows_ = nullptr;
+  const int32_t layer_ = 0;
+  ResolveArgs resolve_;
+  GatherCompactArgs gather_;
+};
+
+}  // namespace
+}  // namespace stoker::kernels::cuda
+
+int main(int argc, char** argv) {
+  int64_t pool_gib = 0;
+  bool gather_rates = false;
+  const char* path = nullptr;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--pool-gib") == 0 && i + 1 < argc) {
+      pool_gib = std::atoll(argv[++i]);
+    } else if (std::strcmp(argv[i], "--gather-rates") == 0) {
+      gather_rates = true;
+    } else if (argv[i][0] != '-' && path == nullptr) {
+      path = argv[i];
+    } else {
+      path = nullptr;
+      break;
+    }
+  }
+  if (path == nullptr) {
+    std::fprintf(stderr, "usage: stoker-gpu-bench WORKLOAD [--pool-gib N] [--gather-rates]\n");
+    return 2;
+  }
+  const stoker::kernels::cuda::Workload workload = stoker::kernels::cuda::ReadWorkload(path);
+  stoker::kernels::cuda::WorkloadBench bench(workload, pool_gib);
+  bench.Run();
+  if (gather_rates) bench.GatherRates();
+  return 0;
+}

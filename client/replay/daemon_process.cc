@@ -1,8 +1,6 @@
 #include "client/replay/daemon_process.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -49,20 +47,6 @@ absl::StatusOr<std::string> MakeFolder() {
   return folder;
 }
 
-// A port of the loopback address that was free a moment ago.
-absl::StatusOr<std::string> FreeLoopbackAddress() {
-  const client::FileDescriptor probe(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  if (!probe.valid() || bind(probe.get(), reinterpret_cast<sockaddr*>(&address), size) != 0 ||
-      getsockname(probe.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) {
-    return absl::UnavailableError(absl::StrCat("no free port on 127.0.0.1: ", std::strerror(errno)));
-  }
-  return absl::StrCat("127.0.0.1:", ntohs(address.sin_port));
-}
-
 bool Accepts(const std::string& path) {
   const client::FileDescriptor socket_fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_un address = {};
@@ -90,18 +74,16 @@ absl::StatusOr<std::unique_ptr<DaemonProcess>> DaemonProcess::Start(const std::s
   auto folder = MakeFolder();
   if (!folder.ok()) return folder.status();
   daemon->folder_ = *folder;
-  auto metrics_address = FreeLoopbackAddress();
-  if (!metrics_address.ok()) return metrics_address.status();
-  daemon->metrics_address_ = *metrics_address;
   if (absl::Status status = daemon->Launch(path); !status.ok()) return status;
   if (absl::Status status = daemon->AwaitServing(); !status.ok()) return status;
+  if (absl::Status status = daemon->FindMetrics(); !status.ok()) return status;
   return daemon;
 }
 
 absl::Status DaemonProcess::Launch(const std::string& program) {
   // All is prepared before the fork: the child only makes system calls.
   std::vector<std::string> arguments = {program, absl::StrCat("--socket-path=", socket_path()),
-                                        absl::StrCat("--metrics-address=", metrics_address_)};
+                                        "--metrics-address=127.0.0.1:0", "--log-format=text"};
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);
@@ -164,10 +146,27 @@ absl::Status DaemonProcess::Stop() {
   return absl::OkStatus();
 }
 
-std::string DaemonProcess::LogEnd() const {
+absl::Status DaemonProcess::FindMetrics() {
+  // "... INFO metrics address=127.0.0.1:0 port=41013", written before the daemon serves.
+  const std::string log = Log();
+  const std::string port_key = " port=";
+  const size_t line = log.find(" metrics ");
+  const size_t port = line == std::string::npos ? line : log.find(port_key, line);
+  if (port == std::string::npos) return absl::InternalError(absl::StrCat("the log names no metrics port:\n", LogEnd()));
+  const size_t begin = port + port_key.size();
+  metrics_url_ = absl::StrCat(
+      "http://127.0.0.1:", log.substr(begin, log.find_first_not_of("0123456789", begin) - begin), "/metrics");
+  return absl::OkStatus();
+}
+
+std::string DaemonProcess::Log() const {
   std::ostringstream text;
   text << std::ifstream(log_path()).rdbuf();
-  const std::string log = text.str();
+  return text.str();
+}
+
+std::string DaemonProcess::LogEnd() const {
+  const std::string log = Log();
   return log.size() > kLogEndBytes ? log.substr(log.size() - kLogEndBytes) : log;
 }
 

@@ -28,7 +28,8 @@ class DaemonProcess {
   absl::Status Stop();
 
   std::string address() const { return "unix:" + socket_path(); }
-  std::string metrics_url() const { return "http://" + metrics_address_ + "/metrics"; }
+  // Where Prometheus scrapes it.
+  const std::string& metrics_url() const { return metrics_url_; }
   pid_t pid() const { return pid_; }
 
  private:
@@ -37,12 +38,15 @@ class DaemonProcess {
   std::string log_path() const { return folder_ + "/stokerd.log"; }
   absl::Status Launch(const std::string& program);
   absl::Status AwaitServing();
+  // Takes the port that the daemon found free from its log.
+  absl::Status FindMetrics();
   // Whether the process has ended; then pid_ is -1 and wait_status_ is set.
   bool Reap();
+  std::string Log() const;
   std::string LogEnd() const;
 
   std::string folder_;
-  std::string metrics_address_;
+  std::string metrics_url_;
   pid_t pid_ = -1;
   int wait_status_ = 0;
 };

@@ -247,7 +247,9 @@ int Run(const Options& options) {
       return status.ok() ? 0 : Fail(kExitFailed, status);
     }
     case Options::Action::kWriteWorkload: {
-      const absl::Status status = WriteWorkload(MakeWorkload(options), options.write_workload);
+      const auto workload = MakeWorkload(options);
+      if (!workload.ok()) return Fail(kExitUsage, workload.status());
+      const absl::Status status = WriteWorkload(*workload, options.write_workload);
       return status.ok() ? 0 : Fail(kExitFailed, status);
     }
     case Options::Action::kDriveWorkload:

@@ -37,7 +37,10 @@ std::vector<Request> GenerateTrace(const TraceShape& shape) {
 
   std::vector<Conversation> system_prompts(kSystemPrompts);
   for (Conversation& prompt : system_prompts) {
-    const uint32_t blocks = 1 + random.Below(std::max(1u, shape.input_rows / (2 * kPrefixBlockRows)));
+    // Prompts shorter than a block share nothing.
+    const uint32_t blocks = shape.input_rows < kPrefixBlockRows
+                                ? 0
+                                : 1 + random.Below(std::max(1u, shape.input_rows / (2 * kPrefixBlockRows)));
     for (uint32_t i = 0; i < blocks; ++i) prompt.blocks.push_back(next_id++);
     prompt.rows = blocks * kPrefixBlockRows;
   }

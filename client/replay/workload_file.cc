@@ -13,33 +13,11 @@ namespace {
 constexpr uint32_t kVersion = 1;
 constexpr char kWorkloadMagic[] = "STKW";
 constexpr char kDumpMagic[] = "STKG";
-constexpr uint64_t kMaxElements = uint64_t{1} << 32;
+constexpr uint64_t kMaxElements = uint64_t{1} << 28;
 
 absl::Status CheckRange(const char* field, uint32_t value, uint32_t min, uint32_t max) {
   if (value >= min && value <= max) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, "; it must be ", min, " to ", max));
-}
-
-absl::Status ValidateHeader(const Workload& w) {
-  for (const absl::Status& status : {
-           CheckRange("steps", w.steps, 1, 1000000),
-           CheckRange("rows", w.rows, 1, 4096),
-           CheckRange("top_k", w.top_k, 1, 8192),
-           CheckRange("context", w.context, w.top_k + 1, uint32_t{1} << 24),
-           CheckRange("hot_rows", w.hot_rows, w.top_k, 32768),
-           CheckRange("row_bytes", w.row_bytes, 4, 65536),
-       }) {
-    if (!status.ok()) return status;
-  }
-  if (w.row_bytes % 4 != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("row_bytes is ", w.row_bytes, "; it must be a multiple of 4"));
-  }
-  const uint64_t elements = uint64_t{w.steps} * w.rows * w.top_k;
-  if (elements > kMaxElements) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("steps x rows x top_k is ", elements, "; it must be at most ", kMaxElements));
-  }
-  return absl::OkStatus();
 }
 
 absl::Status Annotated(const std::string& path, const absl::Status& status) {
@@ -139,8 +117,30 @@ class Writer {
 
 }  // namespace
 
+absl::Status ValidateWorkloadHeader(const Workload& w) {
+  for (const absl::Status& status : {
+           CheckRange("steps", w.steps, 1, 1000000),
+           CheckRange("rows", w.rows, 1, 4096),
+           CheckRange("top_k", w.top_k, 1, 8192),
+           CheckRange("context", w.context, w.top_k + 1, uint32_t{1} << 24),
+           CheckRange("hot_rows", w.hot_rows, w.top_k, 32768),
+           CheckRange("row_bytes", w.row_bytes, 4, 65536),
+       }) {
+    if (!status.ok()) return status;
+  }
+  if (w.row_bytes % 4 != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("row_bytes is ", w.row_bytes, "; it must be a multiple of 4"));
+  }
+  const uint64_t elements = uint64_t{w.steps} * w.rows * w.top_k;
+  if (elements > kMaxElements) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("steps x rows x top_k is ", elements, "; it must be at most ", kMaxElements));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ValidateWorkload(const Workload& w) {
-  if (absl::Status status = ValidateHeader(w); !status.ok()) return status;
+  if (absl::Status status = ValidateWorkloadHeader(w); !status.ok()) return status;
   const uint64_t elements = uint64_t{w.steps} * w.rows * w.top_k;
   if (w.positions.size() != elements) {
     return absl::InvalidArgumentError(
@@ -170,7 +170,7 @@ absl::StatusOr<Workload> ReadWorkload(const std::string& path) {
   Reader reader(path);
   reader.Header(kWorkloadMagic, {&w.steps, &w.rows, &w.top_k, &w.context, &w.hot_rows, &w.row_bytes, &reserved});
   if (reader.ok()) reader.Fail(CheckRange("reserved", reserved, 0, 0));
-  if (reader.ok()) reader.Fail(ValidateHeader(w));
+  if (reader.ok()) reader.Fail(ValidateWorkloadHeader(w));
   if (reader.ok()) reader.Array(uint64_t{w.steps} * w.rows * w.top_k, &w.positions);
   if (absl::Status status = reader.Finish(); !status.ok()) return status;
   if (absl::Status status = ValidateWorkload(w); !status.ok()) return Annotated(path, status);

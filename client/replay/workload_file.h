@@ -42,7 +42,10 @@ struct SlotDump {
   std::vector<int32_t> misses = {};  // [steps][rows]
 };
 
-// INVALID_ARGUMENT names the field, its value and its limit, or the first entry that is out of range or a repeat.
+// Checks all but the positions. INVALID_ARGUMENT names the field, its value and its limit; steps x rows x top_k is at
+// most 2^28.
+absl::Status ValidateWorkloadHeader(const Workload& workload);
+// Checks the positions as well. INVALID_ARGUMENT names the first entry that is out of range or a repeat.
 absl::Status ValidateWorkload(const Workload& workload);
 
 // NOT_FOUND: the file cannot be opened; INVALID_ARGUMENT: it is no such file, has another size than its header says, or

@@ -118,7 +118,7 @@ absl::Status WorkloadDriver::Step(uint32_t step) {
 
 }  // namespace
 
-Workload MakeWorkload(const Options& options) {
+absl::StatusOr<Workload> MakeWorkload(const Options& options) {
   Workload workload;
   workload.steps = options.steps;
   workload.rows = options.rows;
@@ -126,6 +126,7 @@ Workload MakeWorkload(const Options& options) {
   workload.context = options.context;
   workload.hot_rows = options.hot_rows;
   workload.row_bytes = options.row_bytes;
+  if (absl::Status status = ValidateWorkloadHeader(workload); !status.ok()) return status;
   const size_t step_entries = size_t{workload.rows} * workload.top_k;
   workload.positions.resize(workload.steps * step_entries);
   // Row by row, so that one model at a time is in the caches.

@@ -10,8 +10,9 @@
 
 namespace stoker::replay {
 
-// Selects the entries of options.rows sequences in options.steps steps. The newest token never occurs.
-Workload MakeWorkload(const Options& options);
+// Selects the entries of options.rows sequences in options.steps steps. The newest token never occurs. Errors as
+// ValidateWorkloadHeader.
+absl::StatusOr<Workload> MakeWorkload(const Options& options);
 
 // The plan of a drive: one request for each row of the workload, its rows private, and the model's figures taken from
 // the file.

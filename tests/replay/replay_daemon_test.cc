@@ -139,6 +139,17 @@ TEST_F(ReplayServerTest, NobodyServes) {
   EXPECT_EQ(Replay({"--server=nowhere"}).status, 3);
 }
 
+// A daemon behind TCP hands out no memory: everything is in messages, and rows are checked through Read.
+TEST(ReplayTcpTest, RowsAreCheckedThroughRead) {
+  system_test::TestDaemon daemon({"--tcp-address=127.0.0.1:0", "--insecure-loopback"});
+  const std::string address = absl::StrCat("127.0.0.1:", daemon.LogField("serving", "tcp_port"));
+  const ReplayRun run = ReplayWell({"--server", address, "--requests=10", "--layers=3", "--groups=2", "--ranks=2"});
+  EXPECT_EQ(run.json.fields().at("shared_memory").bool_value(), false);
+  EXPECT_GT(run.number("read_calls"), 0);
+  EXPECT_EQ(run.number("stored_rows"), run.number("distinct_rows"));
+  EXPECT_EQ(daemon.Stop(), 0);
+}
+
 TEST(ReplayPrivateDaemonTest, AnInterruptLeavesNothingBehind) {
   const TemporaryFolder folder;
   ChildProcess replay({"/usr/bin/env", absl::StrCat("TMPDIR=", folder.path()), ReplayPath(), "--stokerd", StokerdPath(),

@@ -123,7 +123,7 @@ TEST(ReplayTest, ARequestThatNeverFits) {
 }
 
 TEST(ReplayTest, SequencesShorterThanTopK) {
-  const ReplayRun run = ReplayWell({"--requests=20", "--input-length=8", "--output-length=12", "--top-k=64"});
+  const ReplayRun run = ReplayWell({"--requests=20", "--input-length=16", "--output-length=12", "--top-k=64"});
   EXPECT_EQ(run.number("lookups_invalid"), 0);
   // Far fewer entries than 64 a step: the rest was -1.
   EXPECT_LT(run.number("checked_rows"), 64 * run.number("output_tokens") / 2);

@@ -114,7 +114,7 @@ TEST(ReportTest, Table) {
   EXPECT_THAT(table, HasSubstr("prefix hit ratio   0.2500 of blocks, 0.5120 of tokens\n"));
   EXPECT_THAT(table, HasSubstr("hot hit ratio      0.9000"));
   EXPECT_THAT(table, HasSubstr("wrong rows         0\n"));
-  EXPECT_THAT(table, HasSubstr("Step                          2       150 us"));
+  EXPECT_THAT(table, HasSubstr("Step                          2       152 us"));
   EXPECT_THAT(table, ::testing::Not(HasSubstr("Read")));
   EXPECT_THAT(table, ::testing::Not(HasSubstr("first wrong row")));
   result->totals.SetWrongRow("request 3");

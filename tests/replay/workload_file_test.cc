@@ -110,6 +110,8 @@ TEST(WorkloadFileTest, RefusesValuesOutOfRange) {
       {[](Workload& w) { w.context = 4; }, "context is 4; it must be 5 to 16777216"},
       {[](Workload& w) { w.hot_rows = 3; }, "hot_rows is 3; it must be 4 to 32768"},
       {[](Workload& w) { w.row_bytes = 18; }, "row_bytes is 18; it must be a multiple of 4"},
+      {[](Workload& w) { w.steps = 1000000, w.rows = 4096; },
+       "steps x rows x top_k is 16384000000; it must be at most 268435456"},
       {[](Workload& w) { w.positions.pop_back(); }, "positions has 23 entries; the header says 24"},
       {[](Workload& w) { w.positions[9] = 5; }, "positions[1][0][1] is 5; it must be 0 to 4"},
       {[](Workload& w) { w.positions[9] = -1; }, "positions[1][0][1] is -1; it must be 0 to 4"},

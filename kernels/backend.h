@@ -49,6 +49,12 @@ class Stream {
   // Calls `done` once everything enqueued before is done, with the first error of that work since the last Notify.
   // `done` runs on a thread of the backend and must neither block nor destroy the stream.
   virtual void Notify(absl::AnyInvocable<void(absl::Status) &&> done) = 0;
+  // Lets work that is enqueued from now on wait until the returned function is called, once, which may be after the
+  // stream's end. That call may run some of the work, `done`s included, on its own thread instead of waking another
+  // one: its caller must hold no lock that a `done` takes. A backend whose work does not need a thread begins at once.
+  virtual absl::AnyInvocable<void() &&> Hold() {
+    return [] {};
+  }
   // Marks the present end of the work.
   virtual std::shared_ptr<Event> Record() = 0;
   // Work enqueued later begins after the event, which may be another stream's.

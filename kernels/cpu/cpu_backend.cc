@@ -25,6 +25,10 @@ class CpuStream : public Stream {
   ~CpuStream() override { strand_->Drain(); }
 
   void Notify(absl::AnyInvocable<void(absl::Status) &&> done) override { strand_->Notify(std::move(done)); }
+  absl::AnyInvocable<void() &&> Hold() override {
+    strand_->Hold();
+    return [strand = strand_] { strand->Release(); };
+  }
   std::shared_ptr<Event> Record() override { return strand_->Record(); }
   void Wait(std::shared_ptr<Event> event) override { strand_->Wait(std::move(event)); }
 

@@ -44,6 +44,15 @@ void StrandPool::Submit(std::shared_ptr<Strand> strand) {
   if (wake) wake_.notify_one();
 }
 
+void StrandPool::RunHereOrSubmit(std::shared_ptr<Strand> strand) {
+  if (lent_.exchange(true, std::memory_order_acquire)) {
+    Submit(std::move(strand));
+    return;
+  }
+  strand->RunTurn();
+  lent_.store(false, std::memory_order_release);
+}
+
 void StrandPool::Spin() const {
   const auto end = std::chrono::steady_clock::now() + kSpinTime;
   while (pending_.load(std::memory_order_relaxed) == 0 && std::chrono::steady_clock::now() < end) {
@@ -107,9 +116,23 @@ void Strand::Enqueue(Item item) {
   {
     const std::lock_guard lock(mutex_);
     items_.push_back(std::move(item));
-    if (std::exchange(scheduled_, true)) return;
+    if (holds_ > 0 || std::exchange(scheduled_, true)) return;
   }
   pool_->Submit(shared_from_this());
+}
+
+void Strand::Hold() {
+  const std::lock_guard lock(mutex_);
+  ++holds_;
+}
+
+void Strand::Release() {
+  {
+    const std::lock_guard lock(mutex_);
+    --holds_;
+    if (items_.empty() || std::exchange(scheduled_, true)) return;
+  }
+  pool_->RunHereOrSubmit(shared_from_this());
 }
 
 void Strand::Run(Work work) { Enqueue({.work = std::move(work), .wait = nullptr}); }
@@ -125,7 +148,7 @@ std::shared_ptr<Event> Strand::Record() {
   auto event = std::make_shared<StrandEvent>();
   {
     const std::lock_guard lock(mutex_);
-    if (!scheduled_) {
+    if (!scheduled_ && items_.empty()) {
       event->Fire();  // nothing is before it
       return event;
     }
@@ -144,7 +167,7 @@ void Strand::Wait(std::shared_ptr<Event> event) {
 
 void Strand::Drain() {
   std::unique_lock lock(mutex_);
-  idle_.wait(lock, [this] { return !scheduled_; });
+  idle_.wait(lock, [this] { return !scheduled_ && items_.empty(); });
 }
 
 void Strand::RunTurn() {

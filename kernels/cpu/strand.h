@@ -5,9 +5,11 @@
 //
 // Invariants:
 //   1. a strand is in the pool's queue, on a thread, or parked with one event, and in one of them only, exactly while
-//      `scheduled_` is true; work is added without a wake-up then;
+//      `scheduled_` is true; work is added without a wake-up then. A strand that is not has work only while it is held;
 //   2. an event fires once, when the work before it on its strand is done;
-//   3. a thread sleeps only after it saw the pool's queue empty under the pool's lock.
+//   3. a thread sleeps only after it saw the pool's queue empty under the pool's lock;
+//   4. at most one thread that is not the pool's runs a strand at a time, for one turn: of the threads of a server that
+//      lend themselves, all but one stay free for other calls.
 //
 // Thread safety: every class here may be used by any thread.
 #pragma once
@@ -39,6 +41,8 @@ class StrandPool {
 
   // Puts a strand at the end of the queue.
   void Submit(std::shared_ptr<Strand> strand);
+  // Runs one turn of the strand on the calling thread, or submits it where another caller is lending its thread.
+  void RunHereOrSubmit(std::shared_ptr<Strand> strand);
 
  private:
   void RunThread();
@@ -51,6 +55,7 @@ class StrandPool {
   int sleeping_ = 0;                           // guarded by mutex_
   bool spinning_ = false;                      // guarded by mutex_: one thread at most spins
   bool stopping_ = false;                      // guarded by mutex_
+  std::atomic<bool> lent_ = false;             // a caller's thread runs a strand
   std::atomic<int> pending_ = 0;               // ready_.size() plus one when stopping, for the thread that spins
   std::vector<std::thread> threads_;
 };
@@ -81,6 +86,10 @@ class Strand : public std::enable_shared_from_this<Strand> {
   void Notify(absl::AnyInvocable<void(absl::Status) &&> done);
   std::shared_ptr<Event> Record();
   void Wait(std::shared_ptr<Event> event);
+  // Work that is enqueued between the two waits for Release, unless the strand is running already. Release may run a
+  // turn of it on the calling thread.
+  void Hold();
+  void Release();
 
   StrandPool* pool() const { return pool_; }
 
@@ -104,6 +113,7 @@ class Strand : public std::enable_shared_from_this<Strand> {
   std::condition_variable idle_;
   std::deque<Item> items_;  // guarded by mutex_
   bool scheduled_ = false;  // guarded by mutex_
+  int holds_ = 0;           // guarded by mutex_
   absl::Status error_;      // used by the thread that runs the strand
 };
 

@@ -152,6 +152,9 @@ class SessionStorage {
 
   // Calls `done` when all work enqueued before is done, with its first error. `done` must not block.
   virtual void Notify(absl::AnyInvocable<void(absl::Status) &&> done) = 0;
+  // See kernels::Stream::Hold: work that is enqueued from now on waits for the call of the returned function, which may
+  // run it, and `done`, on the calling thread.
+  virtual absl::AnyInvocable<void() &&> Hold() = 0;
 };
 
 class PoolStorage {

@@ -112,10 +112,14 @@ void Session::Step(const StepRequest* step, Done<StepResult> done) {
   }
   auto op = std::make_shared<StepOperation>();
   auto follow_ups = std::make_shared<std::vector<WriteFollowUp>>();
+  // A step is short, and two changes of threads would cost about as much: its work begins, and may run, when the mutex
+  // is free again.
+  absl::AnyInvocable<void() &&> begin;
   {
     absl::MutexLock lock(&mutex_);
     status = BeginOperation();
     if (status.ok()) {
+      begin = storage_->Hold();
       const size_t rows = request.rows.size();
       op->result.statuses.resize(rows);
       op->work.rows.resize(rows);
@@ -197,10 +201,13 @@ void Session::Step(const StepRequest* step, Done<StepResult> done) {
               self->EndOperation();
             });
           });
-      return;
     }
   }
-  std::move(done)(status);
+  if (begin) {
+    std::move(begin)();
+  } else {
+    std::move(done)(status);
+  }
 }
 
 void Session::CountLookups(const StepWork& work) {

@@ -45,7 +45,7 @@ struct SessionMemory {
   int64_t block_table = 0;     // private, i32 [state_rows][table_columns]
   int64_t resident_table = 0;  // private, i32 [state_rows][table_columns]
   int64_t allowed_blocks = 0;  // private, u64 [state_rows][allowed_words]
-  int64_t step_arguments = 0;  // private, i32 [kStepArguments][max_batch_rows]
+  int64_t step_arguments = 0;  // private, i32 [kStepArguments][rows of the step]
   int64_t source_rows = 0;     // private, i32 [kChunkRows]
   int64_t target_rows = 0;     // private, i32 [kChunkRows]
   int64_t keys = 0;            // private, i64 [kChunkRows]

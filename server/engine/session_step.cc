@@ -192,11 +192,11 @@ absl::Status SessionStorage::Step(core::StepWork& work) {
     }
   }
   stream_->Timestamp(Counter(kBeginNs));
-  for (int64_t a = 0; a < kStepArguments; ++a) {
-    if (absl::Status status = Upload(Argument(static_cast<StepArgument>(a)), work.scratch.data() + a * rows, rows * 4);
-        !status.ok()) {
-      return status;
-    }
+  step_rows_ = rows;
+  if (absl::Status status = Upload(InState<int32_t>(memory_.step_arguments), work.scratch.data(),
+                                   static_cast<int64_t>(work.scratch.size()) * 4);
+      !status.ok()) {
+    return status;
   }
   if (absl::Status status = EnqueueNewest(work); !status.ok()) return status;
   for (const core::StepGroupWork& group : work.groups) {

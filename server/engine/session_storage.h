@@ -37,6 +37,7 @@ class SessionStorage final : public core::SessionStorage {
   absl::Status Invalidate(const core::InvalidateWork& work) override;
   absl::Status Read(const core::ReadWork& work) override;
   void Notify(absl::AnyInvocable<void(absl::Status) &&> done) override;
+  absl::AnyInvocable<void() &&> Hold() override { return stream_->Hold(); }
 
  private:
   // The last plan of a group, and the layers whose rows were not copied yet. Its hot rows count as filled, so it is
@@ -63,7 +64,7 @@ class SessionStorage final : public core::SessionStorage {
     return reinterpret_cast<T*>(state_->data() + offset);
   }
   int32_t* Argument(StepArgument argument) const {
-    return InState<int32_t>(memory_.step_arguments) + argument * spec_.max_batch_rows;
+    return InState<int32_t>(memory_.step_arguments) + argument * step_rows_;
   }
   uint64_t* Counter(int64_t counter) const { return InState<uint64_t>(memory_.counters) + counter; }
   kernels::RowStore hot() const;
@@ -98,6 +99,7 @@ class SessionStorage final : public core::SessionStorage {
   std::vector<int64_t> resident_pages_;       // pages set, of each state row
   bool any_resident_ = false;                 // whether the resident table was ever written
   std::vector<Plan> plans_;
+  int64_t step_rows_ = 0;  // of the step being enqueued: columns of its arguments
   std::vector<std::shared_ptr<void>> kept_;
   std::unique_ptr<kernels::Buffer> arena_;
   std::unique_ptr<kernels::Buffer> state_;

@@ -4,6 +4,8 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <semaphore>
+#include <thread>
 
 #include "gtest/gtest.h"
 
@@ -86,6 +88,97 @@ TEST(StrandTest, WaitsForAnEventOfAnotherBackend) {
   event->done = true;
   waiting->Drain();
   EXPECT_TRUE(ran);
+}
+
+// Tells where work ran.
+absl::AnyInvocable<absl::Status() &&> NoteThread(std::thread::id* thread) {
+  return [thread] {
+    *thread = std::this_thread::get_id();
+    return absl::OkStatus();
+  };
+}
+
+TEST(StrandTest, HeldWorkRunsOnTheThreadThatReleasesIt) {
+  StrandPool pool(2);
+  const auto strand = std::make_shared<Strand>(&pool);
+  std::thread::id first, second;
+  bool notified = false;
+  strand->Hold();
+  strand->Run(NoteThread(&first));
+  const std::shared_ptr<Event> event = strand->Record();
+  strand->Run(NoteThread(&second));
+  strand->Notify([&](absl::Status) { notified = true; });
+  EXPECT_FALSE(event->Done());
+  EXPECT_EQ(first, std::thread::id());
+  strand->Release();
+  EXPECT_TRUE(event->Done());
+  EXPECT_TRUE(notified);
+  EXPECT_EQ(first, std::this_thread::get_id());
+  EXPECT_EQ(second, std::this_thread::get_id());
+  std::thread::id later;
+  strand->Run(NoteThread(&later));
+  strand->Drain();
+  EXPECT_NE(later, std::this_thread::get_id()) << "nothing is held any more";
+}
+
+TEST(StrandTest, ReleaseOfARunningStrandLeavesTheWorkToIt) {
+  StrandPool pool(1);
+  const auto strand = std::make_shared<Strand>(&pool);
+  std::binary_semaphore running(0), go_on(0);
+  strand->Run([&] {
+    running.release();
+    go_on.acquire();
+    return absl::OkStatus();
+  });
+  running.acquire();
+  std::thread::id thread;
+  strand->Hold();
+  strand->Run(NoteThread(&thread));
+  strand->Release();  // would not return if it ran the strand
+  EXPECT_EQ(thread, std::thread::id());
+  go_on.release();
+  strand->Drain();
+  EXPECT_NE(thread, std::this_thread::get_id());
+}
+
+TEST(StrandTest, OneThreadIsLentAtATime) {
+  StrandPool pool(1);
+  const auto lent = std::make_shared<Strand>(&pool);
+  const auto other = std::make_shared<Strand>(&pool);
+  std::binary_semaphore running(0), go_on(0);
+  std::thread lender([&] {
+    lent->Hold();
+    lent->Run([&] {
+      running.release();
+      go_on.acquire();
+      return absl::OkStatus();
+    });
+    lent->Release();
+  });
+  running.acquire();
+  std::thread::id thread;
+  other->Hold();
+  other->Run(NoteThread(&thread));
+  other->Release();
+  other->Drain();
+  EXPECT_NE(thread, std::this_thread::get_id());
+  go_on.release();
+  lender.join();
+}
+
+// The rest goes to the pool, so that the lender can go on.
+TEST(StrandTest, AThreadIsLentForOneTurn) {
+  StrandPool pool(1);
+  const auto strand = std::make_shared<Strand>(&pool);
+  std::thread::id first, last;
+  strand->Hold();
+  strand->Run(NoteThread(&first));
+  for (int i = 0; i < 100; ++i) strand->Run([] { return absl::OkStatus(); });
+  strand->Run(NoteThread(&last));
+  strand->Release();
+  strand->Drain();
+  EXPECT_EQ(first, std::this_thread::get_id());
+  EXPECT_NE(last, std::this_thread::get_id());
 }
 
 TEST(StrandTest, CapturesDieBeforeTheStrandIsIdle) {

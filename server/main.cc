@@ -1,10 +1,12 @@
 // stokerd. Exit status: 0 after a drain or an informational action, 1 when it could not start, 2 for a wrong command
 // line or configuration.
+#include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
 
 #include <cstdio>
 
+#include "absl/synchronization/mutex.h"
 #include "server/config.h"
 #include "server/daemon.h"
 #include "server/log.h"
@@ -22,9 +24,20 @@ void BlockStopSignals(sigset_t* set) {
   signal(SIGPIPE, SIG_IGN);
 }
 
+// Before any thread.
+void TuneProcess() {
+  // Messages of a few hundred KiB come and go with each call: they should come from the heap, which keeps its top,
+  // instead of being mapped and faulted in anew. 40 us of a call of 64 KiB.
+  mallopt(M_MMAP_THRESHOLD, 4 << 20);
+  mallopt(M_TRIM_THRESHOLD, 8 << 20);
+  // Debian's Abseil, which gRPC uses as well, looks for deadlocks at every lock.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  TuneProcess();
   absl::StatusOr<stoker::server::CommandLine> command_line = stoker::server::ParseCommandLine(argc, argv);
   if (!command_line.ok()) {
     std::fprintf(stderr, "stokerd: %s\n", std::string(command_line.status().message()).c_str());

@@ -38,6 +38,7 @@ class Lease : public grpc::ServerWriteReactor<v1::AttachResponse> {
 
   void Send(const v1::AttachResponse& message) {
     const std::lock_guard lock(mutex_);
+    if (end_) return;
     queue_.push_back(message);
     if (queue_.size() == 1) StartWrite(&queue_.front());
   }

@@ -1,10 +1,9 @@
-// Which server API answers fastest? Three servers, three processes, taking turns.
+// Which server API answers fastest, alone and beside gRPC's own services? Six servers in six processes take turns.
 #include <memory>
 #include <vector>
 
 #include "tests/bench/benches.h"
 #include "tests/bench/echo_client.h"
-#include "tests/bench/echo_server.h"
 
 namespace stoker::bench {
 
@@ -22,7 +21,8 @@ absl::Status BenchEcho(const BenchContext& context) {
       TakeTurns(context.Rounds(bytes > 100000 ? 30 : 60), 50, contenders);
       for (size_t i = 0; i < servers->size(); ++i) {
         context.report->Write(Line("echo")
-                                  .Text("server", kEchoServers[i])
+                                  .Text("server", (*servers)[i]->api())
+                                  .Bool("standard_services", (*servers)[i]->standard())
                                   .Text("call", stream ? "stream" : "unary")
                                   .Int("bytes", static_cast<int64_t>(bytes))
                                   .Times(contenders[i].samples));

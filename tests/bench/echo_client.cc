@@ -23,13 +23,18 @@ size_t Less(size_t bytes, size_t framing) { return bytes > framing ? bytes - fra
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<EchoProcess>> EchoProcess::Start(absl::string_view api, const ScratchFolder& folder) {
-  const std::string socket = folder.Path(absl::StrCat("echo-", api, ".sock"));
-  absl::StatusOr<std::unique_ptr<ChildProcess>> child =
-      ChildProcess::Start({OwnProgram(), absl::StrCat("--echo_server=", api), absl::StrCat("--socket=", socket)},
-                          socket, folder.Path(absl::StrCat("echo-", api, ".log")));
+absl::StatusOr<std::unique_ptr<EchoProcess>> EchoProcess::Start(absl::string_view api, bool standard,
+                                                                const ScratchFolder& folder) {
+  const std::string name = absl::StrCat("echo-", api, standard ? "-standard" : "");
+  const std::string socket = folder.Path(absl::StrCat(name, ".sock"));
+  absl::StatusOr<std::unique_ptr<ChildProcess>> child = ChildProcess::Start(
+      {OwnProgram(), absl::StrCat("--echo_server=", api), absl::StrCat("--echo_standard=", standard ? "true" : "false"),
+       absl::StrCat("--socket=", socket)},
+      socket, folder.Path(absl::StrCat(name, ".log")));
   if (!child.ok()) return child.status();
   auto echo = std::make_unique<EchoProcess>();
+  echo->api_ = std::string(api);
+  echo->standard_ = standard;
   echo->process_ = *std::move(child);
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
@@ -40,10 +45,12 @@ absl::StatusOr<std::unique_ptr<EchoProcess>> EchoProcess::Start(absl::string_vie
 
 absl::StatusOr<std::vector<std::unique_ptr<EchoProcess>>> StartEchoServers(const ScratchFolder& folder) {
   std::vector<std::unique_ptr<EchoProcess>> servers;
-  for (const char* api : kEchoServers) {
-    absl::StatusOr<std::unique_ptr<EchoProcess>> server = EchoProcess::Start(api, folder);
-    if (!server.ok()) return server.status();
-    servers.push_back(*std::move(server));
+  for (const bool standard : {false, true}) {
+    for (const char* api : kEchoApis) {
+      absl::StatusOr<std::unique_ptr<EchoProcess>> server = EchoProcess::Start(api, standard, folder);
+      if (!server.ok()) return server.status();
+      servers.push_back(*std::move(server));
+    }
   }
   return servers;
 }

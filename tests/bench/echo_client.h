@@ -18,16 +18,21 @@ namespace stoker::bench {
 
 class EchoProcess {
  public:
-  // Starts this program as an echo server of the named API.
-  static absl::StatusOr<std::unique_ptr<EchoProcess>> Start(absl::string_view api, const ScratchFolder& folder);
+  // Starts this program as an echo server: see ServeEcho.
+  static absl::StatusOr<std::unique_ptr<EchoProcess>> Start(absl::string_view api, bool standard,
+                                                            const ScratchFolder& folder);
+  const std::string& api() const { return api_; }
+  bool standard() const { return standard_; }
   Echo::Stub& stub() const { return *stub_; }
 
  private:
+  std::string api_;
+  bool standard_ = false;
   std::unique_ptr<ChildProcess> process_;
   std::unique_ptr<Echo::Stub> stub_;
 };
 
-// One server of each of kEchoServers, in that order.
+// One server of each of kEchoApis, in that order; then one of each with the standard services.
 absl::StatusOr<std::vector<std::unique_ptr<EchoProcess>>> StartEchoServers(const ScratchFolder& folder);
 
 // Calls of one size to one server. The sizes are those of the messages, as near as the framing of a bytes field lets.

@@ -1,6 +1,8 @@
 #include "tests/bench/echo_server.h"
 
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -176,12 +178,14 @@ void RunQueue(grpc::ServerCompletionQueue* queue) {
 
 }  // namespace
 
-absl::Status ServeEcho(absl::string_view api, const std::string& socket_path) {
+absl::Status ServeEcho(absl::string_view api, bool standard, const std::string& socket_path) {
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 
+  grpc::EnableDefaultHealthCheckService(standard);
+  if (standard) grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
   builder.AddListeningPort(absl::StrCat("unix:", socket_path), grpc::InsecureServerCredentials());

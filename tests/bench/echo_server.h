@@ -8,10 +8,11 @@
 
 namespace stoker::bench {
 
-inline constexpr const char* kEchoServers[] = {"sync", "callback", "cq"};
+inline constexpr const char* kEchoApis[] = {"sync", "callback", "cq"};
 
-// Serves stoker.bench.Echo at "unix:PATH" with the named API until SIGTERM. INVALID_ARGUMENT: no such API; UNAVAILABLE:
-// cannot listen there.
-absl::Status ServeEcho(absl::string_view api, const std::string& socket_path);
+// Serves stoker.bench.Echo at "unix:PATH" with the named API until SIGTERM; with `standard`, gRPC's health and
+// reflection services too, which poll with threads of their own. INVALID_ARGUMENT: no such API; UNAVAILABLE: cannot
+// listen there.
+absl::Status ServeEcho(absl::string_view api, bool standard, const std::string& socket_path);
 
 }  // namespace stoker::bench

@@ -1,4 +1,6 @@
 // stoker-bench: what gRPC, the kernels and the daemon cost on this machine. README.md says what is measured.
+#include <malloc.h>
+
 #include <cstdio>
 #include <fstream>
 #include <iostream>
@@ -12,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/synchronization/mutex.h"
 #include "tests/bench/benches.h"
 #include "tests/bench/echo_server.h"
 #include "tests/bench/machine.h"
@@ -27,6 +30,7 @@ ABSL_FLAG(std::string, commit, "unknown", "Recorded in the results: the commit t
 ABSL_FLAG(std::string, echo_server, "",
           "Serve as an echo server with this API (sync, callback or cq), for another "
           "stoker-bench.");
+ABSL_FLAG(bool, echo_standard, false, "With echo_server: serve gRPC's health and reflection, too.");
 ABSL_FLAG(std::string, socket, "", "The echo server's socket.");
 
 namespace stoker::bench {
@@ -92,9 +96,14 @@ int main(int argc, char** argv) {
   const std::string command = absl::StrJoin(argv, argv + argc, " ");
   absl::SetProgramUsageMessage("Measures gRPC, the kernels and the daemon; one JSON object a line.");
   absl::ParseCommandLine(argc, argv);
+  // As stokerd does, so that the echo is not slower for want of it.
+  mallopt(M_MMAP_THRESHOLD, 4 << 20);
+  mallopt(M_TRIM_THRESHOLD, 8 << 20);
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   const std::string api = absl::GetFlag(FLAGS_echo_server);
   const absl::Status status =
-      api.empty() ? stoker::bench::Run(command) : stoker::bench::ServeEcho(api, absl::GetFlag(FLAGS_socket));
+      api.empty() ? stoker::bench::Run(command)
+                  : stoker::bench::ServeEcho(api, absl::GetFlag(FLAGS_echo_standard), absl::GetFlag(FLAGS_socket));
   if (status.ok()) return 0;
   std::fprintf(stderr, "stoker-bench: %s\n", status.ToString().c_str());
   return 1;

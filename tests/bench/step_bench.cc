@@ -15,7 +15,6 @@
 #include "tests/bench/benches.h"
 #include "tests/bench/daemon_fixture.h"
 #include "tests/bench/echo_client.h"
-#include "tests/bench/echo_server.h"
 #include "tests/bench/entry_stream.h"
 #include "tests/bench/local_session.h"
 
@@ -95,12 +94,34 @@ class StepBench {
  private:
   static constexpr int32_t kMaxCommits = 4096;
 
+  // One round of turns.
+  struct Pass {
+    Samples step, kernels, device;
+    std::string echo_api;  // the fastest server that serves nothing else: the baseline, whatever the daemon uses
+    Samples echo;
+    Samples same_server;  // the API and the services that the daemon has
+    double ratio = 0;
+  };
+
   absl::Status RunCase(const StepCase& step_case) {
     Prepare(step_case);
     for (int i = 0; i < 4; ++i) {
       RunRemote(step_case);
       RunLocal();
     }
+    std::vector<Pass> passes;
+    for (int pass = 0; pass < (step_case.has_target && !context_.quick ? 3 : 1); ++pass) {
+      passes.push_back(RunPass(step_case));
+      if (absl::Status status = Check(step_case); !status.ok()) return status;
+    }
+    stream_.reset();
+    // The middle one: others may use the machine.
+    std::sort(passes.begin(), passes.end(), [](const Pass& a, const Pass& b) { return a.ratio < b.ratio; });
+    Write(step_case, passes[passes.size() / 2]);
+    return absl::OkStatus();
+  }
+
+  Pass RunPass(const StepCase& step_case) {
     std::vector<std::unique_ptr<EchoCall>> echoes;
     std::vector<Contender> contenders;
     contenders.push_back({[&] { return RunRemote(step_case); }, {}});
@@ -111,18 +132,26 @@ class StepBench {
       contenders.push_back({[echo = echoes.back().get()] { return echo->Run(); }, {}});
     }
     device_ = Samples();
-    TakeTurns(context_.Rounds(shape_case_.rows * shape_case_.groups > 16 ? 20 : 60), context_.quick ? 2 : 20,
+    TakeTurns(context_.Rounds(shape_case_.rows * shape_case_.groups > 16 ? 10 : 40), context_.quick ? 2 : 20,
               contenders);
-    if (absl::Status status = Check(step_case); !status.ok()) return status;
-    stream_.reset();
+    Pass pass;
+    pass.step = contenders[0].samples;
+    pass.kernels = contenders[1].samples;
+    pass.device = device_;
+    for (size_t i = 0; i < servers_.size(); ++i) {
+      const Samples& echo = contenders[2 + i].samples;
+      if (servers_[i]->standard()) {
+        if (servers_[i]->api() == "callback") pass.same_server = echo;
+      } else if (pass.echo_api.empty() || echo.p50() < pass.echo.p50()) {
+        pass.echo_api = servers_[i]->api();
+        pass.echo = echo;
+      }
+    }
+    pass.ratio = pass.step.p50() / (pass.echo.p50() + pass.kernels.p50());
+    return pass;
+  }
 
-    const double step = contenders[0].samples.p50();
-    const double kernels = contenders[1].samples.p50();
-    // The fastest API is the baseline, whichever the daemon uses.
-    const auto fastest =
-        std::min_element(contenders.begin() + 2, contenders.end(),
-                         [](const Contender& a, const Contender& b) { return a.samples.p50() < b.samples.p50(); });
-    const double echo_us = fastest->samples.p50();
+  void Write(const StepCase& step_case, const Pass& pass) {
     Line line("step");
     line.Text("source", step_case.shared ? "shared" : "inline")
         .Text("call", step_case.stream ? "stream" : "unary")
@@ -135,22 +164,22 @@ class StepBench {
         .Int("miss_percent", shape_case_.miss_percent)
         .Int("request_bytes", static_cast<int64_t>(request_.ByteSizeLong()))
         .Int("reply_bytes", static_cast<int64_t>(response().ByteSizeLong()))
-        .Times(contenders[0].samples)
-        .Text("echo", kEchoServers[fastest - contenders.begin() - 2])
-        .Real("echo_p50_us", echo_us)
-        .Real("echo_p99_us", fastest->samples.p99())
-        .Real("kernels_p50_us", kernels)
-        .Real("device_p50_us", device_.p50())
-        .Real("ratio_device", step / (echo_us + device_.p50()));
+        .Times(pass.step)
+        .Text("echo", pass.echo_api)
+        .Real("echo_p50_us", pass.echo.p50())
+        .Real("echo_p99_us", pass.echo.p99())
+        .Real("same_server_echo_p50_us", pass.same_server.p50())
+        .Real("kernels_p50_us", pass.kernels.p50())
+        .Real("device_p50_us", pass.device.p50())
+        .Real("ratio_same_server", pass.step.p50() / (pass.same_server.p50() + pass.kernels.p50()))
+        .Real("ratio_device", pass.step.p50() / (pass.echo.p50() + pass.device.p50()));
     // A step costs at most 1.3 times what gRPC and the kernels cost by themselves.
     constexpr double kTarget = 1.3;
-    const double ratio = step / (echo_us + kernels);
     if (step_case.has_target) {
-      context_.report->WriteAtMost(line, "ratio", ratio, kTarget);
+      context_.report->WriteAtMost(line, "ratio", pass.ratio, kTarget);
     } else {
-      context_.report->Write(line.Real("ratio", ratio));
+      context_.report->Write(line.Real("ratio", pass.ratio));
     }
-    return absl::OkStatus();
   }
 
   void Prepare(const StepCase& step_case) {

@@ -85,6 +85,7 @@ PoolMetrics MetricsOf(const core::PoolEntry& entry) {
   metrics.lookups_miss = totals.lookups[3].load();
   metrics.lookups_duplicate = totals.lookups[4].load();
   metrics.lookups_invalid = totals.lookups[5].load();
+  metrics.evicted_rows = totals.evictions.load();
   metrics.lru_repairs = totals.lru_repairs.load();
   metrics.gathered_bytes = totals.gathered_bytes.load();
   metrics.committed_bytes = totals.committed_bytes.load();
@@ -118,6 +119,19 @@ absl::Status Daemon::Initialize() {
   service_.version = Version();
   service_.max_message_bytes = config_.max_message_bytes();
   service_.started = absl::Now();
+  // The path first: a second daemon is refused before it has taken the memory of its pools.
+  if (listen_socket_ != nullptr) {
+    // Before gRPC serves, so that no session is told of a descriptor socket that is not there yet.
+    absl::StatusOr<std::unique_ptr<DescriptorSocket>> socket = DescriptorSocket::Start(
+        listen_socket_->descriptor_path(), [this](std::string_view token) -> absl::StatusOr<int> {
+          const absl::StatusOr<std::shared_ptr<core::Session>> session =
+              registry_->Authenticate(absl::string_view(token.data(), token.size()));
+          if (!session.ok()) return session.status();
+          return (*session)->DuplicateArenaDescriptor();
+        });
+    if (!socket.ok()) return socket.status();
+    descriptor_socket_ = *std::move(socket);
+  }
   if (absl::Status status = CreatePools(); !status.ok()) return status;
   if (!config_.metrics_address().empty()) {
     if (absl::Status status = metrics_->Serve(config_.metrics_address()); !status.ok()) return status;
@@ -178,11 +192,17 @@ absl::Status Daemon::Listen() {
 #ifdef STOKER_CHANNELZ
   grpc::channelz::experimental::InitChannelzService();
 #endif
-  if (!config_.socket_path().empty()) {
-    absl::StatusOr<std::unique_ptr<ListenSocket>> socket = ListenSocket::Prepare(config_.socket_path());
+  if (listen_socket_ != nullptr) {
+    // Before gRPC serves, so that no session is told of a descriptor socket that is not there yet.
+    absl::StatusOr<std::unique_ptr<DescriptorSocket>> socket = DescriptorSocket::Start(
+        listen_socket_->descriptor_path(), [this](std::string_view token) -> absl::StatusOr<int> {
+          const absl::StatusOr<std::shared_ptr<core::Session>> session =
+              registry_->Authenticate(absl::string_view(token.data(), token.size()));
+          if (!session.ok()) return session.status();
+          return (*session)->DuplicateArenaDescriptor();
+        });
     if (!socket.ok()) return socket.status();
-    listen_socket_ = *std::move(socket);
-    service_.descriptor_path = listen_socket_->descriptor_path();
+    descriptor_socket_ = *std::move(socket);
   }
   const int max_message = static_cast<int>(config_.max_message_bytes());
   grpc::ServerBuilder builder;
@@ -223,15 +243,6 @@ absl::Status Daemon::Listen() {
   SetServing(false);
   if (listen_socket_ != nullptr) {
     if (absl::Status status = listen_socket_->Finish(); !status.ok()) return status;
-    absl::StatusOr<std::unique_ptr<DescriptorSocket>> socket = DescriptorSocket::Start(
-        listen_socket_->descriptor_path(), [this](std::string_view token) -> absl::StatusOr<int> {
-          const absl::StatusOr<std::shared_ptr<core::Session>> session =
-              registry_->Authenticate(absl::string_view(token.data(), token.size()));
-          if (!session.ok()) return session.status();
-          return (*session)->DuplicateArenaDescriptor();
-        });
-    if (!socket.ok()) return socket.status();
-    descriptor_socket_ = *std::move(socket);
   }
   return absl::OkStatus();
 }

@@ -40,6 +40,7 @@ struct PoolMetrics {
   uint64_t lookups_miss = 0;
   uint64_t lookups_duplicate = 0;
   uint64_t lookups_invalid = 0;
+  uint64_t evicted_rows = 0;
   uint64_t lru_repairs = 0;
   uint64_t gathered_bytes = 0;
   uint64_t committed_bytes = 0;

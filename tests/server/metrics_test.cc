@@ -151,29 +151,18 @@ MetricsSnapshot FullSnapshot() {
   for (const char* name : {"a", "b"}) {
     PoolMetrics& pool = snapshot.pools.emplace_back();
     pool.pool = name;
-    for (uint64_t PoolMetrics::*field : {&PoolMetrics::capacity_bytes,
-                                         &PoolMetrics::used_bytes,
-                                         &PoolMetrics::free_blocks,
-                                         &PoolMetrics::referenced_blocks,
-                                         &PoolMetrics::cached_blocks,
-                                         &PoolMetrics::sequences,
-                                         &PoolMetrics::lookups_hot,
-                                         &PoolMetrics::lookups_newest,
-                                         &PoolMetrics::lookups_resident,
-                                         &PoolMetrics::lookups_miss,
-                                         &PoolMetrics::lookups_duplicate,
-                                         &PoolMetrics::lookups_invalid,
-                                         &PoolMetrics::lru_repairs,
-                                         &PoolMetrics::gathered_bytes,
-                                         &PoolMetrics::committed_bytes,
-                                         &PoolMetrics::stored_bytes,
-                                         &PoolMetrics::loaded_bytes,
-                                         &PoolMetrics::prefix_hit_tokens,
-                                         &PoolMetrics::prefix_miss_tokens,
-                                         &PoolMetrics::evicted_blocks,
-                                         &PoolMetrics::evicted_while_referenced_blocks,
-                                         &PoolMetrics::copied_blocks,
-                                         &PoolMetrics::rejected_admissions}) {
+    for (uint64_t PoolMetrics::*field : {&PoolMetrics::capacity_bytes,    &PoolMetrics::used_bytes,
+                                         &PoolMetrics::free_blocks,       &PoolMetrics::referenced_blocks,
+                                         &PoolMetrics::cached_blocks,     &PoolMetrics::sequences,
+                                         &PoolMetrics::lookups_hot,       &PoolMetrics::lookups_newest,
+                                         &PoolMetrics::lookups_resident,  &PoolMetrics::lookups_miss,
+                                         &PoolMetrics::lookups_duplicate, &PoolMetrics::lookups_invalid,
+                                         &PoolMetrics::evicted_rows,      &PoolMetrics::lru_repairs,
+                                         &PoolMetrics::gathered_bytes,    &PoolMetrics::committed_bytes,
+                                         &PoolMetrics::stored_bytes,      &PoolMetrics::loaded_bytes,
+                                         &PoolMetrics::prefix_hit_tokens, &PoolMetrics::prefix_miss_tokens,
+                                         &PoolMetrics::evicted_blocks,    &PoolMetrics::evicted_while_referenced_blocks,
+                                         &PoolMetrics::copied_blocks,     &PoolMetrics::rejected_admissions}) {
       pool.*field = number++;
     }
   }
@@ -198,6 +187,7 @@ TEST(MetricsTest, ScrapeShowsTheSnapshot) {
                                       "stoker_lookups_total{pool=\"a\",outcome=\"miss\"}",
                                       "stoker_lookups_total{pool=\"a\",outcome=\"duplicate\"}",
                                       "stoker_lookups_total{pool=\"a\",outcome=\"invalid\"}",
+                                      "stoker_evictions_total{pool=\"a\"}",
                                       "stoker_lru_repairs_total{pool=\"a\"}",
                                       "stoker_gathered_bytes_total{pool=\"a\"}",
                                       "stoker_committed_bytes_total{pool=\"a\"}",
@@ -205,7 +195,7 @@ TEST(MetricsTest, ScrapeShowsTheSnapshot) {
                                       "stoker_loaded_bytes_total{pool=\"a\"}",
                                       "stoker_prefix_tokens_total{pool=\"a\",outcome=\"hit\"}",
                                       "stoker_prefix_tokens_total{pool=\"a\",outcome=\"miss\"}",
-                                      "stoker_evictions_total{pool=\"a\"}",
+                                      "stoker_evicted_blocks_total{pool=\"a\"}",
                                       "stoker_evicted_while_referenced_total{pool=\"a\"}",
                                       "stoker_copied_blocks_total{pool=\"a\"}",
                                       "stoker_admissions_rejected_total{pool=\"a\"}"};

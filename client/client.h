@@ -49,8 +49,9 @@ struct ClientOptions {
   std::optional<TlsOptions> tls;
   // Largest message in either direction. 1 to 2^31 - 1. The daemon's limit is in Attached.limits.
   int64_t max_message_bytes = int64_t{256} << 20;
-  // Time without traffic after which the connection is probed, for TCP where a host can vanish silently: without probes a
-  // session then does not notice. 1 s to 24 h; zero: none. stokerd drops clients that probe more often than every 5 s.
+  // Time without traffic after which the connection is probed, for TCP where a host can vanish silently: without probes
+  // a session then does not notice. 1 s to 24 h; zero: none. stokerd drops clients that probe more often than every 5
+  // s.
   absl::Duration keepalive_interval = absl::ZeroDuration();
 };
 

@@ -144,8 +144,8 @@ class Session {
   // Opens a stream of steps. It has no deadline as a whole; options.timeout bounds each of its waits that gives none.
   absl::StatusOr<std::unique_ptr<StepStream>> RunSteps(const CallOptions& options = {});
 
-  // Waits until the session is attached, and gives the generation. UNAVAILABLE: not within the timeout; else the status of
-  // the end.
+  // Waits until the session is attached, and gives the generation. UNAVAILABLE: not within the timeout; else the status
+  // of the end.
   absl::StatusOr<uint64_t> AwaitAttached(absl::Duration timeout = absl::ZeroDuration());
 
   // The attachment now in force, or the last one.

@@ -266,6 +266,11 @@ absl::StatusOr<std::shared_ptr<Session>> Registry::AttachNow(const std::shared_p
   if (absl::Status status = CheckSpec(pool->pool.spec(), &spec); !status.ok()) return status;
   const absl::StatusOr<int64_t> bytes = engine_->SessionBytes(pool->pool.spec(), spec);
   if (!bytes.ok()) return bytes.status();
+  if (limits_.max_hot_bytes_per_session > 0 && *bytes > limits_.max_hot_bytes_per_session) {
+    return absl::ResourceExhaustedError(absl::StrCat("state_rows: hot buffers and state need ", *bytes,
+                                                     " bytes, limit max_hot_bytes_per_session ",
+                                                     limits_.max_hot_bytes_per_session));
+  }
 
   SessionId superseded;
   std::shared_ptr<SessionEvents> old_events;

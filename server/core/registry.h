@@ -34,6 +34,7 @@ namespace stoker::core {
 struct RegistryLimits {
   int64_t max_pool_bytes = 0;
   int64_t max_hot_bytes = 0;
+  int64_t max_hot_bytes_per_session = 0;  // 0: max_hot_bytes
   int64_t max_sessions = 0;
   int64_t max_sequences_per_session = 0;
   int64_t max_reserved_blocks_per_session = 0;  // 0: the pool's blocks

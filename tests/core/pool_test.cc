@@ -121,7 +121,11 @@ TEST_F(PoolTest, MatchesTheLongestStoredPrefix) {
   EXPECT_EQ(Matched(100, Hashes(1, 3)), 0);
   Store(a.id, 0, 31);
   EXPECT_EQ(Matched(100, Hashes(1, 3)), 0);
-  Store(a.id, 31, 34);
+  // Rows that are being written are not there yet.
+  Begin(a.id, 31, 34);
+  pool_->FinishWrite(a.id, 0, 1);
+  EXPECT_EQ(Matched(100, Hashes(1, 3)), 0);
+  pool_->FinishWrite(a.id, 31, 34);
   const Admission b = Admit(100, 120, Hashes(1, 3));
   EXPECT_EQ(b.matched_rows, 64);
   EXPECT_EQ(b.stored_rows, 64);

@@ -56,6 +56,7 @@ core::RegistryLimits LimitsOf(const DaemonConfig& config) {
   core::RegistryLimits limits;
   limits.max_pool_bytes = config.max_pool_bytes();
   limits.max_hot_bytes = config.max_hot_bytes();
+  limits.max_hot_bytes_per_session = config.max_hot_bytes_per_session();
   limits.max_sessions = config.max_sessions();
   limits.max_sequences_per_session = config.max_sequences_per_session();
   limits.max_reserved_blocks_per_session = config.max_reserved_blocks_per_session();
@@ -120,17 +121,11 @@ absl::Status Daemon::Initialize() {
   service_.max_message_bytes = config_.max_message_bytes();
   service_.started = absl::Now();
   // The path first: a second daemon is refused before it has taken the memory of its pools.
-  if (listen_socket_ != nullptr) {
-    // Before gRPC serves, so that no session is told of a descriptor socket that is not there yet.
-    absl::StatusOr<std::unique_ptr<DescriptorSocket>> socket = DescriptorSocket::Start(
-        listen_socket_->descriptor_path(), [this](std::string_view token) -> absl::StatusOr<int> {
-          const absl::StatusOr<std::shared_ptr<core::Session>> session =
-              registry_->Authenticate(absl::string_view(token.data(), token.size()));
-          if (!session.ok()) return session.status();
-          return (*session)->DuplicateArenaDescriptor();
-        });
+  if (!config_.socket_path().empty()) {
+    absl::StatusOr<std::unique_ptr<ListenSocket>> socket = ListenSocket::Prepare(config_.socket_path());
     if (!socket.ok()) return socket.status();
-    descriptor_socket_ = *std::move(socket);
+    listen_socket_ = *std::move(socket);
+    service_.descriptor_path = listen_socket_->descriptor_path();
   }
   if (absl::Status status = CreatePools(); !status.ok()) return status;
   if (!config_.metrics_address().empty()) {
@@ -269,6 +264,13 @@ void Daemon::AwaitQuiet() {
   Log::Warning("grace time ended with work running", {{"drain_grace_ms", config_.drain_grace_ms()}});
 }
 
+void Daemon::AwaitFreed() {
+  const absl::Time deadline = absl::Now() + kShutdownTime;
+  do {
+    std::this_thread::sleep_for(absl::ToChronoMilliseconds(kQuietPoll));
+  } while (registry_->Usage().hot_bytes > 0 && absl::Now() < deadline);
+}
+
 void Daemon::Stop() {
   if (server_ == nullptr) return;
   Log::Info("draining", {{"sessions", registry_->Usage().sessions}, {"drain_grace_ms", config_.drain_grace_ms()}});
@@ -278,6 +280,7 @@ void Daemon::Stop() {
   for (const std::shared_ptr<core::Session>& session : registry_->Sessions()) {
     registry_->EndSession(session->id(), absl::UnavailableError("the daemon stops"), /*retain=*/false).IgnoreError();
   }
+  AwaitFreed();
   server_->Shutdown(absl::ToChronoTime(absl::Now() + kShutdownTime));
   server_->Wait();
   server_.reset();

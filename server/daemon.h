@@ -54,6 +54,9 @@ class Daemon {
   void SetServing(bool serving);
   // Waits until nothing runs any more, at most for the grace time.
   void AwaitQuiet();
+  // Waits until ended sessions have freed their memory, for a bounded time. The server still answers: a call that it
+  // meets while it shuts down ends with CANCELLED, and not with the reason that the session has ended with.
+  void AwaitFreed();
   MetricsSnapshot Snapshot() const;
 
   const DaemonConfig config_;

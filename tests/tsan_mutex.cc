@@ -1,22 +1,114 @@
-// Tells ThreadSanitizer of absl::Mutex: Debian's Abseil is not instrumented, so every access under one of its mutexes
-// would look like a race. The linker passes calls of our objects through here (--wrap, see tests/core/CMakeLists.txt).
-#include <sanitizer/tsan_interface.h>
+// Makes absl::Mutex visible to ThreadSanitizer. Debian's Abseil is built without it, so to the sanitizer its mutexes
+// order nothing, and everything that they guard looks like a race. These definitions come before those of the shared
+// library, for our code and for gRPC's: each tells the sanitizer of the order, then calls the library's.
+//
+// Only in builds with STOKER_SANITIZE=thread. What is modelled is the order between critical sections; a condition that
+// the library evaluates on an unlocking thread is not in it (tests/tsan.supp).
+#include <dlfcn.h>
 
-extern "C" {
+#include <cstdio>
+#include <cstdlib>
 
-void __real__ZN4absl7debian35Mutex4LockEv(void* mutex);
-void __real__ZN4absl7debian35Mutex6UnlockEv(void* mutex);
+#include "absl/synchronization/mutex.h"
 
-void __wrap__ZN4absl7debian35Mutex4LockEv(void* mutex) {
-  __tsan_mutex_pre_lock(mutex, 0);
-  __real__ZN4absl7debian35Mutex4LockEv(mutex);
-  __tsan_mutex_post_lock(mutex, 0, 0);
+extern "C" void __tsan_acquire(void* address);
+extern "C" void __tsan_release(void* address);
+
+namespace {
+
+// The library's definition of the function at `ours`, which has the same name.
+void* Next(void* ours) {
+  Dl_info info;
+  void* next = nullptr;
+  if (dladdr(ours, &info) != 0 && info.dli_sname != nullptr) next = dlsym(RTLD_NEXT, info.dli_sname);
+  if (next == nullptr) {
+    std::fputs("tsan_mutex.cc: the shared library of absl::Mutex was not found\n", stderr);
+    std::abort();
+  }
+  return next;
 }
 
-void __wrap__ZN4absl7debian35Mutex6UnlockEv(void* mutex) {
-  __tsan_mutex_pre_unlock(mutex, 0);
-  __real__ZN4absl7debian35Mutex6UnlockEv(mutex);
-  __tsan_mutex_post_unlock(mutex, 0);
+// A member function as a plain one: `this` is its first argument.
+template <typename Result, typename... Arguments>
+using Plain = Result (*)(absl::Mutex*, Arguments...);
+
+template <typename Result, typename... Arguments>
+Plain<Result, Arguments...> Library(Result (absl::Mutex::*ours)(Arguments...)) {
+  // GCC's layout: a member pointer begins with the address of the function.
+  return reinterpret_cast<Plain<Result, Arguments...>>(Next(*reinterpret_cast<void**>(&ours)));
 }
 
-}  // extern "C"
+}  // namespace
+
+namespace absl {
+ABSL_NAMESPACE_BEGIN
+
+void Mutex::Lock() {
+  static const auto library = Library(&Mutex::Lock);
+  library(this);
+  __tsan_acquire(this);
+}
+
+void Mutex::Unlock() {
+  static const auto library = Library(&Mutex::Unlock);
+  __tsan_release(this);
+  library(this);
+}
+
+bool Mutex::TryLock() {
+  static const auto library = Library(&Mutex::TryLock);
+  const bool locked = library(this);
+  if (locked) __tsan_acquire(this);
+  return locked;
+}
+
+void Mutex::ReaderLock() {
+  static const auto library = Library(&Mutex::ReaderLock);
+  library(this);
+  __tsan_acquire(this);
+}
+
+void Mutex::ReaderUnlock() {
+  static const auto library = Library(&Mutex::ReaderUnlock);
+  __tsan_release(this);
+  library(this);
+}
+
+void Mutex::Await(const Condition& condition) {
+  static const auto library = Library<void, const Condition&>(&Mutex::Await);
+  __tsan_release(this);
+  library(this, condition);
+  __tsan_acquire(this);
+}
+
+bool Mutex::AwaitWithTimeout(const Condition& condition, Duration timeout) {
+  static const auto library = Library<bool, const Condition&, Duration>(&Mutex::AwaitWithTimeout);
+  __tsan_release(this);
+  const bool result = library(this, condition, timeout);
+  __tsan_acquire(this);
+  return result;
+}
+
+bool Mutex::AwaitWithDeadline(const Condition& condition, Time deadline) {
+  static const auto library = Library<bool, const Condition&, Time>(&Mutex::AwaitWithDeadline);
+  __tsan_release(this);
+  const bool result = library(this, condition, deadline);
+  __tsan_acquire(this);
+  return result;
+}
+
+void Mutex::LockWhen(const Condition& condition) {
+  static const auto library = Library<void, const Condition&>(&Mutex::LockWhen);
+  library(this, condition);
+  __tsan_acquire(this);
+}
+
+bool Mutex::LockWhenWithTimeout(const Condition& condition, Duration timeout) {
+  static const auto library = Library<bool, const Condition&, Duration>(&Mutex::LockWhenWithTimeout);
+  const bool result = library(this, condition, timeout);
+  __tsan_acquire(this);
+  return result;
+}
+
+ABSL_NAMESPACE_END
+}  // namespace absl

@@ -223,6 +223,18 @@ TEST_F(LifecycleTest, SurvivesAttachAndDetachChurn) {
   EXPECT_EQ(Usage("p").free_blocks(), 64u);
 }
 
+class SmallSessionsTest : public LifecycleTest {
+ protected:
+  SmallSessionsTest() : LifecycleTest({"--max-hot-bytes-per-session=8388608"}) {}
+};
+
+TEST_F(SmallSessionsTest, OneSessionTakesNoMoreThanItsShare) {
+  const absl::Status hot = client().Attach(AttachTo(pool_, "a", 4096, 1024)).status();
+  EXPECT_EQ(hot.code(), absl::StatusCode::kResourceExhausted) << hot;
+  EXPECT_THAT(std::string(hot.message()), HasSubstr("limit max_hot_bytes_per_session 8388608"));
+  Rank b(client(), pool_, AttachTo(pool_, "b", 2));
+}
+
 class FewSessionsTest : public LifecycleTest {
  protected:
   FewSessionsTest() : LifecycleTest({"--max-sessions=2", "--max-hot-bytes=8388608"}) {}

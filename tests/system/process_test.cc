@@ -174,8 +174,9 @@ TEST_F(ProcessTest, LogsJsonAndScrapesWhatItReplied) {
     Sequence growing = sequence;
     growing.tokens.resize(201 + step, 5);
     std::vector<int32_t> entries;
-    for (int32_t k = 0; k < 16; ++k)
-      entries.push_back(k == 7 ? 900 : k == 8 ? -1 : (static_cast<int32_t>(step) * 3 + k * k) % 201);
+    for (int32_t k = 0; k < 12; ++k) entries.push_back((static_cast<int32_t>(step) * 3 + k * k) % 200);
+    // One beyond the end, none, the newest, a repeat of a row that is in no page.
+    entries.insert(entries.end(), {900, -1, static_cast<int32_t>(200 + step), entries[11]});
     const std::vector<BatchRow> batch = {{&growing, 201 + step, true, true, {-1, 3}}};
     const StepOutcome outcome = rank.Step(batch, {entries}, 16);
     ASSERT_TRUE(outcome.status.ok()) << outcome.status;
@@ -190,7 +191,7 @@ TEST_F(ProcessTest, LogsJsonAndScrapesWhatItReplied) {
   }
   auto series = Scrape(daemon().metrics_port());
   const auto lookups = [&](const char* outcome) {
-    return series.at(absl::StrCat("stoker_lookups_total{outcome=\"", outcome, "\",pool=\"p\"}"));
+    return series.at(absl::StrCat("stoker_lookups_total{pool=\"p\",outcome=\"", outcome, "\"}"));
   };
   EXPECT_EQ(lookups("hot"), sums.hot());
   EXPECT_EQ(lookups("newest"), sums.newest());

@@ -1,9 +1,8 @@
 // stokerd as an object: starts everything in order, serves until told to stop, and stops in the reverse order.
 //
-// Start: backend, engine, registry, lock of the socket path, pools of the configuration, metrics, descriptor socket, gRPC,
-// health "serving".
-// Stop: health "not serving", drain (no new session or pool; attached engines are told), running work up to the grace time,
-// sessions, gRPC, descriptor socket, metrics, pools.
+// Start: backend, engine, registry, lock of the socket path, pools of the configuration, metrics, descriptor socket,
+// gRPC, health "serving". Stop: health "not serving", drain (no new session or pool; attached engines are told),
+// running work up to the grace time, sessions, gRPC, descriptor socket, metrics, pools.
 //
 // Thread safety: one thread, that which starts and stops it.
 #pragma once

@@ -1,7 +1,7 @@
 // Strong types for the numbers that core hands out. None of them converts to another.
 //
-// Ids that a client holds carry a generation, so that an id is never given out twice in one boot of the daemon: a stale id
-// is recognised, never confused with the present owner of the same place.
+// Ids that a client holds carry a generation, so that an id is never given out twice in one boot of the daemon: a stale
+// id is recognised, never confused with the present owner of the same place.
 #pragma once
 
 #include <array>

@@ -19,8 +19,9 @@ namespace {
 
 constexpr int kClients = 64;
 constexpr uint32_t kBlocks = 8192;
-// What the allocator may keep of the load's peak: it was 5 MiB after 340 sessions. A minute has more than a thousand, so
-// a leak of 16 KiB a session shows. Arenas and pool are shared memory and are compared without a tolerance of that size.
+// What the allocator may keep of the load's peak: it was 5 MiB after 340 sessions. A minute has more than a thousand,
+// so a leak of 16 KiB a session shows. Arenas and pool are shared memory and are compared without a tolerance of that
+// size.
 constexpr int64_t kToleranceBytes = int64_t{16} << 20;
 
 absl::Duration LoadTime() {

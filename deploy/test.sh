@@ -31,20 +31,26 @@ build_and_test() {
 }
 
 stage_ci() { build_and_test ci; }
-# Load and trace tests are about time; under a sanitizer they would measure the sanitizer.
-stage_asan() { STOKER_SHARED='' build_and_test asan --label-exclude 'gpu|load|bench'; }
-# Debian's gRPC is not instrumented, and ThreadSanitizer takes what it does for races. So the programs that do not link it are tested
-# here, and the daemon as a process of an optimised client (tests/system with STOKERD; see CONTRIBUTING.md).
-stage_tsan() {
-  cmake --preset tsan
+# The programs that do not link gRPC, and the daemon itself, built with a sanitizer; the daemon is then driven by the system tests of
+# the ci stage (which must have been built). Load and trace tests are about time: here they would measure the sanitizer. Debian's gRPC
+# is not instrumented, so ThreadSanitizer takes what it does for races: a client under it says nothing, the daemon has
+# tests/tsan.supp.
+sanitize() {
+  local preset=$1
+  shift
   local tests=(block_allocator_test pool_model_test pool_spec_test pool_test pool_threads_test pool_trace_test
     pool_write_test prefix_index_test kernels_checks_test kernels_resolve_test kernels_rows_test kernels_streams_test
-    descriptor_socket_test listen_socket_test log_test metrics_test)
-  cmake --build --preset tsan --parallel "$jobs" --target "${tests[@]}"
+    descriptor_socket_test listen_socket_test log_test metrics_test config_test "$@")
+  cmake --preset "$preset"
+  cmake --build --preset "$preset" --parallel "$jobs" --target stokerd "${tests[@]}"
   local pattern
   pattern=$(IFS='|' && printf '^(%s)$' "${tests[*]}")
-  STOKER_SHARED='' ctest --preset tsan -R "$pattern"
+  STOKER_SHARED='' ctest --preset "$preset" -R "$pattern"
+  STOKER_TEST_DAEMON="$PWD/build/$preset/bin/stokerd" TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp" \
+    ctest --preset ci -L system --label-exclude 'gpu|load' -E replay
 }
+stage_asan() { sanitize asan client_test; }
+stage_tsan() { sanitize tsan; }
 
 stage_release() {
   cmake --preset release

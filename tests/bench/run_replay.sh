@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Replays a Mooncake-format trace through a private daemon and keeps what stoker-replay says, one JSON object a line, each behind a line
+# with its command.
+#
+#   tests/bench/run_replay.sh BIN_DIR TRACE [--long]     --long: also 500 requests with 4 layers, in every row layout (20 minutes)
+set -euo pipefail
+bin=$(cd "$1" && pwd)
+trace=$(realpath "$2")
+cd "$(dirname "$0")/../.."
+out=tests/bench/results/$(date -u +%F)-replay.jsonl
+: >"$out"
+
+replay() {
+  local shown="$*"
+  printf '{"command": "stoker-replay --trace conversation_trace.jsonl %s", "commit": "%s"}\n' "$shown" \
+    "$(git rev-parse --short HEAD)" >>"$out"
+  "$bin/stoker-replay" --trace "$trace" --json --progress=none "$@" | tail -n 1 >>"$out"
+}
+
+replay --pool-blocks 30000 --top-k 64 --hot-rows 128 --row-bytes 16 --concurrency 64
+for blocks in 1000 5000 10000 30000 50000 100000 0; do replay --prefix-only --pool-blocks "$blocks"; done
+if [ "${3:-}" = --long ]; then
+  common=(--requests 500 --layers 4 --groups 2 --top-k 512 --hot-rows 1024 --engines 2)
+  replay "${common[@]}" --row-bytes 656 --pool-blocks 3000
+  replay "${common[@]}" --row-bytes 1152 --pool-blocks 2000
+  replay "${common[@]}" --row-layout split_kv --row-bytes 656 --v-row-bytes 512 --pool-blocks 2000
+  replay "${common[@]}" --row-layout dsv4_paged --pool-blocks 3000
+fi
+echo "$out"

@@ -1,6 +1,6 @@
-// Makes absl::Mutex visible to ThreadSanitizer. Debian's Abseil is built without it, so to the sanitizer its mutexes
-// order nothing, and everything that they guard looks like a race. These definitions come before those of the shared
-// library, for our code and for gRPC's: each tells the sanitizer of the order, then calls the library's.
+// Makes absl::Mutex and absl::Notification visible to ThreadSanitizer. Debian's Abseil is built without it, so to the
+// sanitizer they order nothing, and everything that they guard looks like a race. These definitions come before those
+// of the shared library, for our code and for gRPC's: each tells the sanitizer of the order, then calls the library's.
 //
 // Only in builds with STOKER_SANITIZE=thread. What is modelled is the order between critical sections; a condition that
 // the library evaluates on an unlocking thread is not in it (tests/tsan.supp).
@@ -10,6 +10,7 @@
 #include <cstdlib>
 
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 
 extern "C" void __tsan_acquire(void* address);
 extern "C" void __tsan_release(void* address);
@@ -29,13 +30,15 @@ void* Next(void* ours) {
 }
 
 // A member function as a plain one: `this` is its first argument.
-template <typename Result, typename... Arguments>
-using Plain = Result (*)(absl::Mutex*, Arguments...);
-
-template <typename Result, typename... Arguments>
-Plain<Result, Arguments...> Library(Result (absl::Mutex::*ours)(Arguments...)) {
+template <typename Class, typename Result, typename... Arguments>
+auto Library(Result (Class::*ours)(Arguments...)) {
   // GCC's layout: a member pointer begins with the address of the function.
-  return reinterpret_cast<Plain<Result, Arguments...>>(Next(*reinterpret_cast<void**>(&ours)));
+  return reinterpret_cast<Result (*)(Class*, Arguments...)>(Next(*reinterpret_cast<void**>(&ours)));
+}
+
+template <typename Class, typename Result, typename... Arguments>
+auto Library(Result (Class::*ours)(Arguments...) const) {
+  return reinterpret_cast<Result (*)(const Class*, Arguments...)>(Next(*reinterpret_cast<void**>(&ours)));
 }
 
 }  // namespace
@@ -75,14 +78,14 @@ void Mutex::ReaderUnlock() {
 }
 
 void Mutex::Await(const Condition& condition) {
-  static const auto library = Library<void, const Condition&>(&Mutex::Await);
+  static const auto library = Library(&Mutex::Await);
   __tsan_release(this);
   library(this, condition);
   __tsan_acquire(this);
 }
 
 bool Mutex::AwaitWithTimeout(const Condition& condition, Duration timeout) {
-  static const auto library = Library<bool, const Condition&, Duration>(&Mutex::AwaitWithTimeout);
+  static const auto library = Library(&Mutex::AwaitWithTimeout);
   __tsan_release(this);
   const bool result = library(this, condition, timeout);
   __tsan_acquire(this);
@@ -90,7 +93,7 @@ bool Mutex::AwaitWithTimeout(const Condition& condition, Duration timeout) {
 }
 
 bool Mutex::AwaitWithDeadline(const Condition& condition, Time deadline) {
-  static const auto library = Library<bool, const Condition&, Time>(&Mutex::AwaitWithDeadline);
+  static const auto library = Library(&Mutex::AwaitWithDeadline);
   __tsan_release(this);
   const bool result = library(this, condition, deadline);
   __tsan_acquire(this);
@@ -98,16 +101,35 @@ bool Mutex::AwaitWithDeadline(const Condition& condition, Time deadline) {
 }
 
 void Mutex::LockWhen(const Condition& condition) {
-  static const auto library = Library<void, const Condition&>(&Mutex::LockWhen);
+  static const auto library = Library(&Mutex::LockWhen);
   library(this, condition);
   __tsan_acquire(this);
 }
 
 bool Mutex::LockWhenWithTimeout(const Condition& condition, Duration timeout) {
-  static const auto library = Library<bool, const Condition&, Duration>(&Mutex::LockWhenWithTimeout);
+  static const auto library = Library(&Mutex::LockWhenWithTimeout);
   const bool result = library(this, condition, timeout);
   __tsan_acquire(this);
   return result;
+}
+
+void Notification::Notify() {
+  static const auto library = Library(&Notification::Notify);
+  __tsan_release(this);
+  library(this);
+}
+
+void Notification::WaitForNotification() const {
+  static const auto library = Library(&Notification::WaitForNotification);
+  library(this);
+  __tsan_acquire(const_cast<Notification*>(this));
+}
+
+bool Notification::WaitForNotificationWithTimeout(Duration timeout) const {
+  static const auto library = Library(&Notification::WaitForNotificationWithTimeout);
+  const bool notified = library(this, timeout);
+  if (notified) __tsan_acquire(const_cast<Notification*>(this));
+  return notified;
 }
 
 ABSL_NAMESPACE_END

@@ -22,7 +22,12 @@ constexpr uint32_t kBlocks = 8192;
 // What the allocator may keep of the load's peak: it was 5 MiB after 340 sessions. A minute has more than a thousand,
 // so a leak of 16 KiB a session shows. Arenas and pool are shared memory and are compared without a tolerance of that
 // size.
+// A sanitizer keeps freed memory back and has shadows of its own.
+#ifdef STOKER_SANITIZED
+constexpr int64_t kToleranceBytes = int64_t{512} << 20;
+#else
 constexpr int64_t kToleranceBytes = int64_t{16} << 20;
+#endif
 
 absl::Duration LoadTime() {
   const char* text = std::getenv("STOKER_LOAD_SECONDS");

@@ -138,7 +138,7 @@ TEST_F(ProcessTest, StartsWithThePoolsOfItsConfiguration) {
   ASSERT_EQ(pools->pools_size(), 1);
   EXPECT_EQ(pools->pools(0).spec().name(), "a");
   EXPECT_EQ(pools->pools(0).usage().free_blocks(), 4u);
-  EXPECT_EQ(other.Stop(), 0);
+  EXPECT_EQ(other.Stop(), 0) << other.process().Output();
 }
 
 TEST_F(ProcessTest, AnswersHealthChecksPerService) {
@@ -302,7 +302,7 @@ TEST_F(ProcessTest, EndsQuicklyWhenNothingRuns) {
   auto stream = rank.session().RunSteps();  // open and idle
   ASSERT_TRUE(stream.ok());
   const absl::Time begin = absl::Now();
-  EXPECT_EQ(other.Stop(), 0);
+  EXPECT_EQ(other.Stop(), 0) << other.process().Output();
   EXPECT_LT(absl::Now() - begin, absl::Seconds(8));
 }
 

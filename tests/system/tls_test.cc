@@ -63,7 +63,7 @@ TEST(TlsTest, ServesThoseWhoTrustItsAuthority) {
   EXPECT_TRUE(Try(daemon, ours.Trust(false)).ok()) << Try(daemon, ours.Trust(false));
   EXPECT_EQ(Try(daemon, other.Trust(false)).code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(Try(daemon, std::nullopt).code(), absl::StatusCode::kUnavailable);
-  EXPECT_EQ(daemon.Stop(), 0);
+  EXPECT_EQ(daemon.Stop(), 0) << daemon.process().Output();
 }
 
 TEST(TlsTest, AsksClientsForACertificate) {
@@ -76,7 +76,7 @@ TEST(TlsTest, AsksClientsForACertificate) {
   client::TlsOptions stranger = other.Trust(true);
   stranger.ca_file = ours.File("ca.pem");
   EXPECT_EQ(Try(daemon, stranger).code(), absl::StatusCode::kUnavailable);
-  EXPECT_EQ(daemon.Stop(), 0);
+  EXPECT_EQ(daemon.Stop(), 0) << daemon.process().Output();
 }
 
 // A whole session over TCP: no arena can be mapped, everything goes in messages.
@@ -112,7 +112,7 @@ TEST(TlsTest, DecodesOverTcp) {
 TEST(TlsTest, ServesPlainTextOnLoopbackWhenToldTo) {
   TestDaemon daemon({"--tcp-address=127.0.0.1:0", "--insecure-loopback"});
   EXPECT_TRUE(Try(daemon, std::nullopt).ok()) << Try(daemon, std::nullopt);
-  EXPECT_EQ(daemon.Stop(), 0);
+  EXPECT_EQ(daemon.Stop(), 0) << daemon.process().Output();
 }
 
 TEST(TlsTest, RefusesToStartWithBadCertificates) {

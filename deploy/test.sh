@@ -45,7 +45,7 @@ sanitize() {
   cmake --build --preset "$preset" --parallel "$jobs" --target stokerd "${tests[@]}"
   local pattern
   pattern=$(IFS='|' && printf '^(%s)$' "${tests[*]}")
-  STOKER_SHARED='' ctest --preset "$preset" -R "$pattern"
+  env -u STOKER_SHARED ctest --preset "$preset" -R "$pattern"
   STOKER_TEST_DAEMON="$PWD/build/$preset/bin/stokerd" TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp" \
     ctest --preset ci -L system --label-exclude 'gpu|load' -E replay
 }

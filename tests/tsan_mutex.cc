@@ -2,8 +2,8 @@
 // sanitizer they order nothing, and everything that they guard looks like a race. These definitions come before those
 // of the shared library, for our code and for gRPC's: each tells the sanitizer of the order, then calls the library's.
 //
-// Only in builds with STOKER_SANITIZE=thread. What is modelled is the order between critical sections; a condition that
-// the library evaluates on an unlocking thread is not in it (tests/tsan.supp).
+// Only in builds with STOKER_SANITIZE=thread. What is modelled is the order between critical sections; what the library
+// reads to evaluate conditions is left out.
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -14,6 +14,8 @@
 
 extern "C" void __tsan_acquire(void* address);
 extern "C" void __tsan_release(void* address);
+extern "C" void AnnotateIgnoreReadsBegin(const char* file, int line);
+extern "C" void AnnotateIgnoreReadsEnd(const char* file, int line);
 
 namespace {
 
@@ -28,6 +30,13 @@ void* Next(void* ours) {
   }
   return next;
 }
+
+// Inside, the library evaluates conditions, its thread's own and those of waiters: it holds the mutex, but the
+// sanitizer has been told that it is given up, or not yet that it is taken.
+struct IgnoreReads {
+  IgnoreReads() { AnnotateIgnoreReadsBegin(__FILE__, __LINE__); }
+  ~IgnoreReads() { AnnotateIgnoreReadsEnd(__FILE__, __LINE__); }
+};
 
 // A member function as a plain one: `this` is its first argument.
 template <typename Class, typename Result, typename... Arguments>
@@ -55,6 +64,7 @@ void Mutex::Lock() {
 void Mutex::Unlock() {
   static const auto library = Library(&Mutex::Unlock);
   __tsan_release(this);
+  const IgnoreReads ignore_reads;
   library(this);
 }
 
@@ -74,20 +84,28 @@ void Mutex::ReaderLock() {
 void Mutex::ReaderUnlock() {
   static const auto library = Library(&Mutex::ReaderUnlock);
   __tsan_release(this);
+  const IgnoreReads ignore_reads;
   library(this);
 }
 
 void Mutex::Await(const Condition& condition) {
   static const auto library = Library(&Mutex::Await);
   __tsan_release(this);
-  library(this, condition);
+  {
+    const IgnoreReads ignore_reads;
+    library(this, condition);
+  }
   __tsan_acquire(this);
 }
 
 bool Mutex::AwaitWithTimeout(const Condition& condition, Duration timeout) {
   static const auto library = Library(&Mutex::AwaitWithTimeout);
   __tsan_release(this);
-  const bool result = library(this, condition, timeout);
+  bool result;
+  {
+    const IgnoreReads ignore_reads;
+    result = library(this, condition, timeout);
+  }
   __tsan_acquire(this);
   return result;
 }
@@ -95,20 +113,31 @@ bool Mutex::AwaitWithTimeout(const Condition& condition, Duration timeout) {
 bool Mutex::AwaitWithDeadline(const Condition& condition, Time deadline) {
   static const auto library = Library(&Mutex::AwaitWithDeadline);
   __tsan_release(this);
-  const bool result = library(this, condition, deadline);
+  bool result;
+  {
+    const IgnoreReads ignore_reads;
+    result = library(this, condition, deadline);
+  }
   __tsan_acquire(this);
   return result;
 }
 
 void Mutex::LockWhen(const Condition& condition) {
   static const auto library = Library(&Mutex::LockWhen);
-  library(this, condition);
+  {
+    const IgnoreReads ignore_reads;
+    library(this, condition);
+  }
   __tsan_acquire(this);
 }
 
 bool Mutex::LockWhenWithTimeout(const Condition& condition, Duration timeout) {
   static const auto library = Library(&Mutex::LockWhenWithTimeout);
-  const bool result = library(this, condition, timeout);
+  bool result;
+  {
+    const IgnoreReads ignore_reads;
+    result = library(this, condition, timeout);
+  }
   __tsan_acquire(this);
   return result;
 }

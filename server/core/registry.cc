@@ -328,7 +328,7 @@ absl::StatusOr<std::shared_ptr<Session>> Registry::AttachNow(const std::shared_p
                                             spec.max_reserved_blocks};
   auto session =
       std::make_shared<Session>(id, MakeToken(id), std::move(spec), operation_limits, *bytes, pool, *std::move(storage),
-                                now_(), [this](SessionId other) { return FindSession(other); });
+                                now_(), [this](SessionId other) { return FindWorking(other); });
   absl::MutexLock lock(&mutex_);
   if (draining()) {
     // Drain has told the sessions that it found; this one came too late to be told.
@@ -365,6 +365,13 @@ absl::StatusOr<std::shared_ptr<Session>> Registry::Authenticate(absl::string_vie
   return session;
 }
 
+std::shared_ptr<Session> Registry::FindWorking(SessionId id) const {
+  absl::MutexLock lock(&mutex_);
+  if (const auto it = sessions_.find(id); it != sessions_.end()) return it->second.session;
+  const auto it = ending_.find(id);
+  return it == ending_.end() ? nullptr : it->second.session;
+}
+
 std::shared_ptr<Session> Registry::FindSession(SessionId id) const {
   absl::MutexLock lock(&mutex_);
   const auto it = sessions_.find(id);
@@ -389,7 +396,7 @@ absl::Status Registry::EndSession(SessionId id, absl::Status reason, bool retain
     if (it == sessions_.end()) return absl::NotFoundError(absl::StrCat("session_id: no session ", id.value));
     entry = std::move(it->second);
     sessions_.erase(it);
-    ending_[id] = {entry.session->spec().pool, entry.session->spec().name, {}};
+    ending_[id] = {entry.session->spec().pool, entry.session->spec().name, {}, entry.session};
   }
   const absl::Status refused = absl::FailedPreconditionError(
       absl::StrCat("session: ", id.value, " has ended", reason.ok() ? "" : ": ", reason.message()));

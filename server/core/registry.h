@@ -122,7 +122,11 @@ class Registry {
     std::string pool;
     std::string name;
     std::vector<std::shared_ptr<AttachCall>> waiting;
+    std::shared_ptr<Session> session;
   };
+
+  // Also a session that has ended and may still have work running.
+  std::shared_ptr<Session> FindWorking(SessionId id) const;
 
   absl::StatusOr<std::shared_ptr<PoolEntry>> CreatePoolNow(PoolSpec spec);
   // Attaches, or returns null: ContinueAttach is called again when the session that has the name is gone.

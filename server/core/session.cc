@@ -164,7 +164,7 @@ void Session::FollowUp(std::vector<WriteFollowUp> follow_ups, absl::AnyInvocable
   barrier->pool = pool_;
   for (const WriteFollowUp& follow_up : barrier->follow_ups) {
     for (SessionId other_id : follow_up.sessions) {
-      // A session that is gone has no work that could use the old blocks.
+      // One that has ended may still be reading the old blocks; one whose memory is freed has no work.
       std::shared_ptr<Session> other = find_session_(other_id);
       if (other == nullptr) continue;
       barrier->open.fetch_add(1);

@@ -105,25 +105,24 @@ __device__ inline uint4 Zero(uint4) { return make_uint4(0, 0, 0, 0); }
 
 inline constexpr int kInFlight = 4;
 
-// Copies pairs 0 <= i < rows, of which this thread takes pieces first, first + stride, ... PairAt(i, &src_row,
-// &dst_row) gives a pair: a negative destination row is skipped, a negative source row is zero-filled.
+// Copies pieces [first, end) of every layer, of which this thread takes first, first + stride, ... PairAt(i, &src_row,
+// &dst_row) gives pair i: a negative destination row is skipped, a negative source row is zero-filled.
 template <int kBytes, typename PairAt>
-__device__ void CopyRows(const RowCopy& copy, int32_t rows, uint32_t first, uint32_t stride, PairAt pair_at) {
+__device__ void CopyPieces(const RowCopy& copy, uint32_t first, uint32_t end, uint32_t stride, PairAt pair_at) {
   using Piece = typename PieceOf<kBytes>::Type;
   const uint32_t row_pieces = static_cast<uint32_t>(copy.row_bytes()) / kBytes;
   const uint32_t part0_pieces = static_cast<uint32_t>(copy.part_bytes[0]) / kBytes;
-  const uint32_t layer_pieces = row_pieces * static_cast<uint32_t>(rows);
   for (int32_t l = 0; l < copy.layers.count; ++l) {
     const char* const src = copy.src.base + copy.layers.src[l] * copy.src.layer_stride;
     char* const dst = copy.dst.base + copy.layers.dst[l] * copy.dst.layer_stride;
-    for (uint32_t c = first; c < layer_pieces; c += stride * kInFlight) {
+    for (uint32_t c = first; c < end; c += stride * kInFlight) {
       Piece piece[kInFlight];
       char* to[kInFlight];
 #pragma unroll
       for (int k = 0; k < kInFlight; ++k) {
         const uint32_t at = c + k * stride;
         to[k] = nullptr;
-        if (at >= layer_pieces) continue;
+        if (at >= end) continue;
         const uint32_t i = at / row_pieces;
         uint32_t v = at % row_pieces;
         int32_t src_row, dst_row;
@@ -149,15 +148,24 @@ __device__ void CopyRows(const RowCopy& copy, int32_t rows, uint32_t first, uint
 
 // The copy for the piece size that a launcher found.
 template <typename PairAt>
+__device__ void CopyPieces(int piece_bytes, const RowCopy& copy, uint32_t first, uint32_t end, uint32_t stride,
+                           PairAt pair_at) {
+  if (piece_bytes == 16) {
+    CopyPieces<16>(copy, first, end, stride, pair_at);
+  } else if (piece_bytes == 8) {
+    CopyPieces<8>(copy, first, end, stride, pair_at);
+  } else {
+    CopyPieces<4>(copy, first, end, stride, pair_at);
+  }
+}
+
+// All pieces of pairs 0 <= i < rows.
+template <typename PairAt>
 __device__ void CopyRows(int piece_bytes, const RowCopy& copy, int32_t rows, uint32_t first, uint32_t stride,
                          PairAt pair_at) {
-  if (piece_bytes == 16) {
-    CopyRows<16>(copy, rows, first, stride, pair_at);
-  } else if (piece_bytes == 8) {
-    CopyRows<8>(copy, rows, first, stride, pair_at);
-  } else {
-    CopyRows<4>(copy, rows, first, stride, pair_at);
-  }
+  CopyPieces(piece_bytes, copy, first,
+             static_cast<uint32_t>(rows) * (static_cast<uint32_t>(copy.row_bytes()) / static_cast<uint32_t>(piece_bytes)),
+             stride, pair_at);
 }
 
 #endif  // __CUDACC__

@@ -1,0 +1,116 @@
+// Clusters: blocks that run at one time and write to each other's shared memory. Before compute capability 9.0 a block
+// is alone.
+#pragma once
+
+#include <cstdint>
+
+namespace stoker::kernels::cuda {
+
+#ifdef __CUDACC__
+
+// Where a block gets a message from the first block of its cluster: words in its shared memory, and a barrier that
+// counts their bytes. No fence is needed, which would wait for all that the sender has written to global memory.
+//
+// Life: the block's first thread calls Open, all threads Cluster::Arrive and Wait; then the sender may call Send any
+// number of times and Close once; AwaitClosed returns when all is there.
+struct Inbox {
+  uint64_t barrier;
+
+  __device__ void Open() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(Address(&barrier)) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+  }
+
+  // Writes `value` to what is at `target` in the shared memory of another block of the cluster.
+  __device__ void Send(uint32_t block, int2* target, int2 value) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.s32 [%0], {%1, %2}, [%3];" ::"r"(
+                     In(block, target)),
+                 "r"(value.x), "r"(value.y), "r"(In(block, &barrier))
+                 : "memory");
+#endif
+  }
+
+  // `count` values are sent to the block in all.
+  __device__ void Close(uint32_t block, uint32_t count) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(In(block, &barrier)),
+                 "r"(count * static_cast<uint32_t>(sizeof(int2)))
+                 : "memory");
+#endif
+  }
+
+  __device__ void AwaitClosed() {
+#if __CUDA_ARCH__ >= 900
+    uint32_t done = 0;
+    while (done == 0) {
+      asm volatile(
+          "{\n"
+          ".reg .pred p;\n"
+          "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\n"
+          "selp.u32 %0, 1, 0, p;\n"
+          "}\n"
+          : "=r"(done)
+          : "r"(Address(&barrier))
+          : "memory");
+    }
+#endif
+  }
+
+ private:
+  __device__ static uint32_t Address(const void* shared) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  }
+#if __CUDA_ARCH__ >= 900
+  __device__ static uint32_t In(uint32_t block, const void* shared) {
+    uint32_t mapped;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(Address(shared)), "r"(block));
+    return mapped;
+  }
+#endif
+};
+
+struct Cluster {
+  uint32_t rank = 0;
+  uint32_t blocks = 1;
+
+  __device__ static Cluster Here() {
+    Cluster cluster;
+#if __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(cluster.rank));
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(cluster.blocks));
+#endif
+    return cluster;
+  }
+
+  // The barrier at which the blocks know of each other that they have started and opened their inboxes.
+  __device__ void Arrive() const {
+#if __CUDA_ARCH__ >= 900
+    if (blocks > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+  }
+  __device__ void Wait() const {
+#if __CUDA_ARCH__ >= 900
+    if (blocks > 1) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+  }
+};
+
+// The kernel may be launched while the one before it still runs: its results are there after WaitForEarlier. The next
+// one may be launched from now on, and waits in the same way.
+__device__ inline void LetNextStart() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ inline void WaitForEarlier() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+#endif  // __CUDACC__
+
+}  // namespace stoker::kernels::cuda

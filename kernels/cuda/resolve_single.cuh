@@ -1,0 +1,517 @@
+// Resolve of one batch row that is alone in its state row: the usual case, and the one that is made fast.
+//
+// One block resolves; the other blocks of its cluster wait for their part of the miss list and copy. Everything that
+// depends on global memory is two trips deep (batch, then state), and the state is read whole and in order: random
+// loads of single values cost a block more than reading all of it. Then, between barriers:
+//   1. slots into the index;
+//   2. entries look up their slots; hits set the flags of theirs, the others leave their number in the index;
+//   3. the order: which of its slots are stale, and whether it is a permutation; of entries with one key, who is first;
+//   4. ranks, from one scan of both counts; victims into shared memory, the order into global memory;
+//   5. misses take the victims.
+// A step without misses ends after 4 and writes nothing but the outputs and those places of the order that change.
+//
+// Instructions limit it, not memory: at 1,024 threads an instruction of each takes 8 cycles. Hence the packed counts,
+// ballots instead of scans, and instances for common shapes and for batches without optional inputs and outputs.
+#pragma once
+
+#include "kernels/cuda/cluster.cuh"
+#include "kernels/cuda/resolve_args.cuh"
+#include "kernels/cuda/slot_index.cuh"
+
+namespace stoker::kernels::cuda {
+
+// What the threads of a block share, beside the dynamic part.
+struct SingleState {
+  uint32_t ranks[kResolveWarps];
+  uint32_t outcomes[kResolveWarps];
+  int32_t rest_count;
+  int32_t repairs;
+  int32_t corrupt;
+  int32_t valid;
+  int32_t late[2];  // duplicates and invalid entries that step 5 found
+};
+
+// kTopK and kHotRows: the shape, or 0 for what the arguments say.
+template <IndexSpace kSpace, bool kOptions, int kTopK, int kHotRows>
+class SingleRow {
+ public:
+  static constexpr bool kPosition = kSpace == IndexSpace::kPosition;
+  static constexpr int kMaxTopK = kTopK > 0 ? kTopK : SingleShared::kMaxTopK;
+  static constexpr int kMaxHotRows = kHotRows > 0 ? kHotRows : SingleShared::kMaxHotRows;
+  // Of one thread: entries, places of the order, and fours of slots.
+  static constexpr int kEntries = (kMaxTopK + kResolveThreads - 1) / kResolveThreads;
+  static constexpr int kPlaces = (kMaxHotRows + kResolveThreads - 1) / kResolveThreads;
+  static constexpr int kQuads = (kPlaces + 3) / 4;
+
+  __device__ SingleRow(const ResolveKernelArgs& args, char* shared, SingleState* state)
+      : args_(args),
+        a_(args.a),
+        access_(args),
+        shared_(shared),
+        keys_(reinterpret_cast<int32_t*>(shared + args.single.keys)),
+        flags_(reinterpret_cast<uint32_t*>(shared + args.single.flags)),
+        state_(state) {}
+
+  // Before anything is read that an earlier kernel wrote.
+  __device__ void Clear() {
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      if (HasSlot(SlotsOf(q))) *reinterpret_cast<uint4*>(flags_ + SlotsOf(q)) = make_uint4(0, 0, 0, 0);
+    }
+    if (threadIdx.x == 0) {
+      state_->rest_count = state_->repairs = state_->corrupt = state_->valid = 0;
+      state_->late[0] = state_->late[1] = 0;
+    }
+  }
+
+  __device__ void LoadEntries(int32_t r, int32_t (&key)[kEntries]) const {
+    const int32_t* const entries = a_.entries + r * a_.entry_stride;
+#pragma unroll
+    for (int j = 0; j < kEntries; ++j) key[j] = HasEntry(EntryOf(j)) ? __ldcg(entries + EntryOf(j)) : kNone;
+  }
+
+  // Resolves batch row r. Push(m, misses, pool row, hot row) gets miss m of those that got a slot. All threads call
+  // `ready` once, before the first of them. Returns their number.
+  template <typename Ready, typename Push>
+  __device__ int32_t Run(int32_t r, const BatchRow& row, const int32_t (&key)[kEntries], Ready ready, Push push) {
+    int32_t* const slot_key = a_.residency.slot_key + static_cast<int64_t>(row.state_row) * n();
+    int16_t* const global_lru = a_.residency.lru + static_cast<int64_t>(row.state_row) * n();
+    const SlotIndex index(args_.single, shared_, &state_->rest_count, n(),
+                          kPosition && row.length <= 1 << args_.single.index_bits);
+
+    int16_t lru[kPlaces];
+    const int32_t columns = LoadState(row, slot_key, global_lru, index, lru);
+    int32_t slot[kEntries];
+    FindSlots(index, key, slot);
+
+    int32_t pool_row[kEntries];
+    int32_t valid = 0;
+    const uint32_t outcomes = Classify(r, row, columns, index, key, slot, pool_row, &valid);
+    __syncthreads();
+
+    unsigned stale[kPlaces];
+    const bool corrupt = MarkOrder(lru, stale);
+    int32_t first[kEntries];  // entry with the same key that comes first; kNone for entries that are done
+    bool contest = false;
+#pragma unroll
+    for (int j = 0; j < kEntries; ++j) {
+      first[j] = kNone;
+      if (slot[j] != kPending) continue;
+      first[j] = EntryOf(j);
+      contest |= *index.First(key[j]) != (kMark | first[j]);
+    }
+    PublishRanks(stale, first, outcomes);
+    bool contested = false;
+    if (__syncthreads_or(corrupt || contest)) {
+      if (corrupt) state_->corrupt = 1;
+      contested = __syncthreads_or(contest);
+      if (state_->corrupt != 0) Repair(lru, stale);
+      if (contested) FindFirsts(key, first);
+      PublishRanks(stale, first, outcomes);
+      __syncthreads();
+    }
+
+    const uint32_t own = state_->ranks[threadIdx.x % 32];
+    const uint32_t before = __reduce_add_sync(~0u, threadIdx.x % 32 < threadIdx.x / 32 ? own : 0);
+    const uint32_t total = __reduce_add_sync(~0u, own);
+    const int32_t stale_total = static_cast<int32_t>(total & 0xffff);
+    const int32_t pending = static_cast<int32_t>(total >> 16);
+    const int32_t misses = min(pending, stale_total);
+    WriteOrder(lru, stale, static_cast<int32_t>(before & 0xffff), stale_total, misses, global_lru);
+    ready();
+    if (pending > 0) {
+      __syncthreads();
+      TakeVictims(r, row, static_cast<int32_t>(before >> 16), misses, contested, key, first, pool_row, slot_key, push,
+                  &valid);
+    }
+    PublishCounts(r, n() - stale_total, misses, pending > misses || contested, valid);
+    return misses;
+  }
+
+ private:
+  static constexpr int32_t kPending = -2;
+  static constexpr uint32_t kMark = 0x8000;  // in the index: the number of an entry, not of a slot
+  static_assert(SingleShared::kMaxHotRows <= 0x8000 && SingleShared::kMaxTopK <= 0x8000);
+  // Flags of a slot: 0, or kHit; then kSeen.
+  static constexpr uint32_t kHit = 1;
+  static constexpr uint32_t kSeen = 2;
+  // Counts of a warp's entries, a byte each.
+  static constexpr int kFoundShift = 0;
+  static constexpr int kNewestShift = 8;
+  static constexpr int kResidentShift = 16;
+  static constexpr int kInvalidShift = 24;
+  static_assert(32 * kEntries <= 255);
+
+  __device__ int32_t n() const { return kHotRows > 0 ? kHotRows : a_.residency.hot_rows; }
+  __device__ int32_t k() const { return kTopK > 0 ? kTopK : a_.top_k; }
+  __device__ bool HasEntry(int32_t i) const { return (kTopK > 0 && kTopK % kResolveThreads == 0) || i < k(); }
+  __device__ bool HasPlace(int32_t p) const { return (kHotRows > 0 && kHotRows % kResolveThreads == 0) || p < n(); }
+  __device__ bool HasSlot(int32_t s) const { return (kHotRows > 0 && kHotRows % (4 * kResolveThreads) == 0) || s < n(); }
+
+  __device__ static int32_t EntryOf(int j) {
+    return (static_cast<int32_t>(threadIdx.x / 32) * kEntries + j) * 32 + static_cast<int32_t>(threadIdx.x % 32);
+  }
+  // First of the four slots of quad q.
+  __device__ static int32_t SlotsOf(int q) { return 4 * (q * kResolveThreads + static_cast<int32_t>(threadIdx.x)); }
+  // Place j of this thread in the order: a warp has consecutive ones.
+  __device__ static int32_t PlaceOf(int j) {
+    return (static_cast<int32_t>(threadIdx.x / 32) * kPlaces + j) * 32 + static_cast<int32_t>(threadIdx.x % 32);
+  }
+  __device__ static unsigned LanesBelow() { return (1u << (threadIdx.x % 32)) - 1; }
+
+  template <typename T>
+  __device__ T* Part(int32_t offset) const {
+    return reinterpret_cast<T*>(shared_ + offset);
+  }
+
+  // Brings keys, order and block table over and writes the index. Returns the columns of the table that are in shared
+  // memory. Ends with a barrier.
+  __device__ int32_t LoadState(const BatchRow& row, const int32_t* slot_key, const int16_t* global_lru,
+                               const SlotIndex& index, int16_t (&lru)[kPlaces]) {
+    int4 quad[kQuads];
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      const int32_t s = SlotsOf(q);
+      quad[q] = HasSlot(s) ? __ldcg(reinterpret_cast<const int4*>(slot_key + s)) : make_int4(kNone, kNone, kNone, kNone);
+    }
+#pragma unroll
+    for (int j = 0; j < kPlaces; ++j) lru[j] = HasPlace(PlaceOf(j)) ? __ldcg(global_lru + PlaceOf(j)) : int16_t{kNone};
+    int32_t columns = 0;
+    if constexpr (kPosition) {
+      columns = min(access_.TableColumns(row.table_row), args_.single.columns);
+      columns = min(columns, static_cast<int32_t>(access_.BlockOf(static_cast<uint32_t>(row.length))) + 1);
+      const int32_t* const table = access_.Table(row.table_row);
+#pragma unroll
+      for (int c = 0; c < SingleShared::kMaxColumns; c += kResolveThreads) {
+        const int32_t column = c + static_cast<int32_t>(threadIdx.x);
+        if (column < columns) Part<int32_t>(args_.single.table)[column] = __ldcg(table + column);
+      }
+    }
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      const int32_t s = SlotsOf(q);
+      if (!HasSlot(s)) continue;
+      *reinterpret_cast<int4*>(keys_ + s) = quad[q];
+      const int32_t held[4] = {quad[q].x, quad[q].y, quad[q].z, quad[q].w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (held[j] >= 0) index.Write(s + j, held[j]);
+      }
+    }
+    __syncthreads();
+    return columns;
+  }
+
+  // Slot of each entry. Ends with a barrier, behind which misses may leave marks in the index.
+  __device__ void FindSlots(const SlotIndex& index, const int32_t (&key)[kEntries], int32_t (&slot)[kEntries]) {
+    bool lost = false;
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      const int32_t s = SlotsOf(q);
+      if (!HasSlot(s)) continue;
+      const int4 quad = *reinterpret_cast<const int4*>(keys_ + s);
+      const int32_t held[4] = {quad.x, quad.y, quad.z, quad.w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) lost |= held[j] >= 0 && index.Lost(s + j, held[j]);
+    }
+#pragma unroll
+    for (int j = 0; j < kEntries; ++j) slot[j] = key[j] >= 0 ? index.FindFirst(key[j]) : kNone;
+    if (!__syncthreads_or(lost)) return;
+    FinishIndex(index);
+#pragma unroll
+    for (int j = 0; j < kEntries; ++j) slot[j] = key[j] >= 0 ? index.Find(key[j]) : kNone;
+    __syncthreads();
+  }
+
+  // Rare with positions below the index's places, usual beyond. Ends with a barrier.
+  __device__ void FinishIndex(const SlotIndex& index) {
+    for (int step = 0; step < 2; ++step) {
+      for (int32_t s = static_cast<int32_t>(threadIdx.x); s < n(); s += kResolveThreads) {
+        const int32_t key = keys_[s];
+        if (key < 0) continue;
+        if (step == 0) {
+          index.WriteSecond(s, key);
+        } else {
+          index.WriteRest(s, key);
+        }
+      }
+      __syncthreads();
+    }
+  }
+
+  // Pool row of a position, from the part of the block table that is in shared memory, or from the whole.
+  __device__ int32_t PoolRowOf(const BatchRow& row, int32_t columns, int32_t position) const {
+    const uint32_t column = access_.BlockOf(static_cast<uint32_t>(position));
+    int32_t block = kNone;
+    if (column < static_cast<uint32_t>(columns)) {
+      block = Part<int32_t>(args_.single.table)[column];
+    } else if (column < static_cast<uint32_t>(access_.TableColumns(row.table_row))) {
+      block = __ldcg(access_.Table(row.table_row) + column);
+    }
+    return access_.PoolRow(block, access_.RestOf(static_cast<uint32_t>(position), column));
+  }
+
+  // Outcomes of all entries but misses. Entries that want a slot get kPending, and leave their number in the index.
+  __device__ uint32_t Classify(int32_t r, const BatchRow& row, int32_t columns, const SlotIndex& index,
+                               const int32_t (&key)[kEntries], int32_t (&slot)[kEntries], int32_t (&pool_row)[kEntries],
+                               int32_t* valid) {
+    const int32_t newest_key = kPosition ? row.length - 1 : access_.NewestPoolRow(r);
+    uint32_t outcomes = 0;
+#pragma unroll
+    for (int j = 0; j < kEntries; ++j) {
+      const int32_t i = EntryOf(j);
+      pool_row[j] = kNone;
+      if (!HasEntry(i)) continue;
+      int32_t resident_row = kNone;
+      if constexpr (kPosition) {
+        if (static_cast<uint32_t>(key[j]) < static_cast<uint32_t>(row.length)) {
+          pool_row[j] = PoolRowOf(row, columns, key[j]);
+          resident_row = access_.ResidentRowOf(row, key[j]);
+        }
+      } else {
+        if (key[j] >= 0 && access_.Allowed(row.state_row, key[j])) pool_row[j] = key[j];
+      }
+      int32_t hot_row = kNone;
+      uint32_t outcome = key[j] >= 0 ? 1u << kInvalidShift : 0;
+      if (pool_row[j] >= 0 || resident_row >= 0) {
+        if (key[j] == newest_key) {
+          hot_row = access_.PhysicalRow(row, a_.newest_row);
+          if (hot_row >= 0) outcome = 1u << kNewestShift;
+        } else if (resident_row >= 0) {
+          hot_row = resident_row;
+          outcome = 1u << kResidentShift;
+        } else if (slot[j] >= 0) {
+          flags_[slot[j]] = kHit;
+          hot_row = access_.PhysicalRow(row, slot[j]);
+          outcome = 1u << kFoundShift;
+        } else {
+          *index.First(key[j]) = static_cast<uint16_t>(kMark | i);
+          slot[j] = kPending;
+          continue;
+        }
+      }
+      slot[j] = kNone;
+      outcomes += outcome;
+      if (kOptions) {
+        *valid += hot_row >= 0;
+        if (outcome == 1u << kInvalidShift) pool_row[j] = kNone;
+      }
+      access_.Emit(r, i, hot_row, pool_row[j], 0);
+    }
+    return outcomes;
+  }
+
+  // Which of this warp's places hold stale slots, by ballot. Returns whether the thread saw the order broken.
+  __device__ bool MarkOrder(const int16_t (&lru)[kPlaces], unsigned (&stale)[kPlaces]) {
+    bool corrupt = false;
+#pragma unroll
+    for (int j = 0; j < kPlaces; ++j) {
+      uint32_t flag = kHit;
+      if (HasPlace(PlaceOf(j))) {
+        const uint32_t slot = static_cast<uint16_t>(lru[j]);
+        flag = kSeen;
+        if (slot < static_cast<uint32_t>(n())) flag = atomicOr(flags_ + slot, kSeen);
+        corrupt |= flag >= kSeen;
+      }
+      stale[j] = __ballot_sync(~0u, flag == 0);
+    }
+    return corrupt;
+  }
+
+  // Counts of each warp: stale slots, and misses in the upper half; and outcomes.
+  __device__ void PublishRanks(const unsigned (&stale)[kPlaces], const int32_t (&first)[kEntries], uint32_t outcomes) {
+    uint32_t count = 0;
+#pragma unroll
+    for (int j = 0; j < kEntries; ++j) {
+      count += static_cast<uint32_t>(__popc(__ballot_sync(~0u, first[j] == EntryOf(j))));
+    }
+    count <<= 16;
+#pragma unroll
+    for (int j = 0; j < kPlaces; ++j) count += static_cast<uint32_t>(__popc(stale[j]));
+    const uint32_t sum = __reduce_add_sync(~0u, outcomes);
+    if (threadIdx.x % 32 == 0) {
+      state_->ranks[threadIdx.x / 32] = count;
+      state_->outcomes[threadIdx.x / 32] = sum;
+    }
+  }
+
+  // Rare, so one thread does it: drops entries that are out of range or repeats, puts the missing slots in front.
+  __device__ void Repair(int16_t (&lru)[kPlaces], unsigned (&stale)[kPlaces]) {
+    int16_t* const order = Part<int16_t>(args_.single.second);
+#pragma unroll
+    for (int j = 0; j < kPlaces; ++j) {
+      if (HasPlace(PlaceOf(j))) order[PlaceOf(j)] = lru[j];
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      for (int32_t s = 0; s < n(); ++s) flags_[s] &= kHit;
+      int32_t kept = 0;
+      for (int32_t i = 0; i < n(); ++i) {
+        const int32_t slot = order[i];
+        if (slot < 0 || slot >= n() || flags_[slot] >= kSeen) continue;
+        flags_[slot] |= kSeen;
+        order[kept++] = static_cast<int16_t>(slot);
+      }
+      state_->repairs = n() - kept;
+      for (int32_t i = kept - 1, to = n() - 1; i >= 0; --i, --to) order[to] = order[i];
+      int32_t to = 0;
+      for (int32_t s = 0; s < n(); ++s) {
+        if (flags_[s] < kSeen) order[to++] = static_cast<int16_t>(s);
+      }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < kPlaces; ++j) {
+      bool is_stale = false;
+      if (HasPlace(PlaceOf(j))) {
+        lru[j] = order[PlaceOf(j)];
+        is_stale = (flags_[lru[j]] & kHit) == 0;
+      }
+      stale[j] = __ballot_sync(~0u, is_stale);
+    }
+    __syncthreads();
+  }
+
+  // Entries whose marks met in the index: repeats, or keys with one place. Ends with a barrier.
+  __device__ void FindFirsts(const int32_t (&key)[kEntries], int32_t (&first)[kEntries]) {
+    int32_t* const keys = Part<int32_t>(args_.single.list);
+    EntryTable table(Part<uint16_t>(args_.single.second), keys, (1u << SingleShared::kSecondBits) - 1);
+    static_assert(1 << SingleShared::kSecondBits >= 2 * SingleShared::kMaxTopK);
+    table.Clear();
+#pragma unroll
+    for (int j = 0; j < kEntries; ++j) {
+      if (first[j] >= 0) keys[first[j]] = key[j];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < kEntries; ++j) {
+      if (first[j] >= 0) table.Insert(first[j]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < kEntries; ++j) {
+      if (first[j] >= 0) first[j] = table.First(key[j]);
+    }
+    __syncthreads();
+  }
+
+  // The new order: stale slots behind the victims, the victims, the hits. And the victims by rank.
+  __device__ void WriteOrder(const int16_t (&lru)[kPlaces], const unsigned (&stale)[kPlaces], int32_t before,
+                             int32_t stale_total, int32_t misses, int16_t* global_lru) {
+    // A repaired order is not what global memory holds, so it is written whole.
+    const bool repaired = state_->repairs > 0;
+#pragma unroll
+    for (int j = 0; j < kPlaces; ++j) {
+      const int32_t p = PlaceOf(j);
+      const int32_t rank = before + __popc(stale[j] & LanesBelow());
+      before += __popc(stale[j]);
+      if (!HasPlace(p)) continue;
+      int32_t to = stale_total + p - rank;
+      if (stale[j] >> (threadIdx.x % 32) & 1) {
+        to = rank - misses;
+        if (to < 0) {
+          Part<int16_t>(args_.single.victims)[rank] = lru[j];
+          to += stale_total;
+        }
+      }
+      if (to != p || repaired) global_lru[to] = lru[j];
+    }
+  }
+
+  // Behind a barrier.
+  template <typename Push>
+  __device__ void TakeVictims(int32_t r, const BatchRow& row, int32_t before, int32_t misses, bool contested,
+                              const int32_t (&key)[kEntries], const int32_t (&first)[kEntries],
+                              const int32_t (&pool_row)[kEntries], int32_t* slot_key, Push push, int32_t* valid) {
+    int16_t* const slots = Part<int16_t>(args_.single.second);  // of the entries, where repeats want them
+    int32_t evictions = 0;
+    int32_t invalid = 0;
+#pragma unroll
+    for (int j = 0; j < kEntries; ++j) {
+      const int32_t i = EntryOf(j);
+      const bool wants = first[j] == i;
+      const unsigned ballot = __ballot_sync(~0u, wants);
+      const int32_t m = before + __popc(ballot & LanesBelow());
+      before += __popc(ballot);
+      if (!wants) continue;
+      int32_t slot = kNone;
+      if (m < misses) {
+        slot = Part<int16_t>(args_.single.victims)[m];
+        const int32_t hot_row = access_.PhysicalRow(row, slot);
+        push(m, misses, pool_row[j], hot_row);
+        evictions += keys_[slot] >= 0;
+        slot_key[slot] = key[j];
+        access_.Emit(r, i, hot_row, pool_row[j], 1);
+        access_.EmitMiss(r, m, hot_row, pool_row[j]);
+        if (kOptions) *valid += hot_row >= 0;
+      } else {
+        access_.Emit(r, i, kNone, kNone, 0);
+        ++invalid;
+      }
+      if (contested) slots[i] = static_cast<int16_t>(slot);
+    }
+    evictions = __reduce_add_sync(~0u, evictions);
+    if (threadIdx.x % 32 == 0) access_.AddStat(kEvictions, evictions);
+    int32_t duplicates = 0;
+    if (contested) {
+      __syncthreads();
+#pragma unroll
+      for (int j = 0; j < kEntries; ++j) {
+        const int32_t i = EntryOf(j);
+        if (first[j] < 0 || first[j] == i) continue;
+        const int32_t slot = slots[first[j]];
+        if (slot < 0) {
+          access_.Emit(r, i, kNone, kNone, 0);
+          ++invalid;
+        } else {
+          const int32_t hot_row = access_.PhysicalRow(row, slot);
+          access_.Emit(r, i, hot_row, pool_row[j], 0);
+          if (kOptions) *valid += hot_row >= 0;
+          ++duplicates;
+        }
+      }
+    }
+    if (duplicates > 0) atomicAdd(&state_->late[0], duplicates);
+    if (invalid > 0) atomicAdd(&state_->late[1], invalid);
+  }
+
+  // `late`: whether step 5 may have found duplicates or invalid entries.
+  __device__ void PublishCounts(int32_t r, int32_t hits, int32_t misses, bool late, int32_t valid) {
+    const bool counts_valid = kOptions && a_.valid_counts != nullptr;
+    if (counts_valid) {
+      valid = __reduce_add_sync(~0u, valid);
+      if (threadIdx.x % 32 == 0) atomicAdd(&state_->valid, valid);
+    }
+    if (late || counts_valid) __syncthreads();
+    if (threadIdx.x >= 32) return;
+    const uint32_t own = state_->outcomes[threadIdx.x];
+    const auto sum = [own](int shift) { return static_cast<int32_t>(__reduce_add_sync(~0u, own >> shift & 0xff)); };
+    const int32_t found = sum(kFoundShift);
+    const int32_t newest = sum(kNewestShift);
+    const int32_t resident = sum(kResidentShift);
+    const int32_t invalid = sum(kInvalidShift) + state_->late[1];
+    const int32_t duplicates = found - hits + state_->late[0];
+    const int lane = threadIdx.x;
+    const int32_t count = lane == kHot         ? hits
+                          : lane == kNewest    ? newest
+                          : lane == kResident  ? resident
+                          : lane == kMiss      ? misses
+                          : lane == kDuplicate ? duplicates
+                                               : invalid;
+    if (lane < kOutcomes) access_.EmitCount(r, lane, count);
+    if (lane == 0) {
+      access_.AddStat(kLruRepairs, state_->repairs);
+      if (counts_valid) access_.EmitValid(r, state_->valid);
+    }
+  }
+
+  const ResolveKernelArgs& args_;
+  const ResolveArgs& a_;
+  const RowAccess<kSpace, kOptions> access_;
+  char* const shared_;
+  int32_t* const keys_;
+  uint32_t* const flags_;
+  SingleState* const state_;
+};
+
+}  // namespace stoker::kernels::cuda

@@ -1,6 +1,7 @@
 // Invalidate: drops written keys from residency. Seed kernel: vLLM hisparse_invalidate_written_slots.
 //
-// The slot stays where it is in the LRU order and becomes empty; its row is not touched.
+// Every slot that holds the key stays where it is in the LRU order and becomes empty; its row is not touched. The slots
+// of a state row are scanned once for many keys: keys of one state row belong side by side.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,6 @@
 namespace stoker::kernels {
 
 struct InvalidateArgs {
-  IndexSpace index_space = IndexSpace::kPosition;
   Residency residency;
   // Key i is dropped from state row state_rows[i]; pairs with a negative or too large state row, or a negative key, are
   // skipped.
@@ -22,16 +22,15 @@ struct InvalidateArgs {
 
 // Empties whole state rows: no keys, and the LRU order 0, 1, 2, ...
 struct ResetArgs {
-  IndexSpace index_space = IndexSpace::kPosition;
   Residency residency;
   const int32_t* state_rows = nullptr;  // device memory [count]
   int32_t count = 0;
 };
 
-// Marks position p as being in slot p, for rows that a load has put there: any other key leaves slot p, p leaves any
+// Marks position p as being in slot p, for rows that a load has put there: any other key leaves slot p, p leaves every
 // other slot, and the LRU order is kept.
 struct PlaceArgs {
-  Residency residency;  // kPosition
+  Residency residency;  // by position
   int32_t state_row = 0;
   int32_t first_position = 0;
   int32_t count = 0;  // first_position + count <= hot_rows

@@ -33,13 +33,12 @@ inline constexpr int32_t kEvictions = kOutcomes;
 inline constexpr int32_t kLruRepairs = kOutcomes + 1;
 inline constexpr int32_t kStats = kOutcomes + 2;
 
-// Residency of all state rows of one group. The memory may be writable by a client: every value read from it is checked
-// before it is followed.
+// Residency of all state rows of one group. Key p is in slot s if and only if slot_key[s] == p; a key that a corrupt
+// slot_key has in several slots is in the lowest. The memory may be writable by a client: every value read from it is
+// checked before it is followed.
 struct Residency {
   int32_t* slot_key = nullptr;  // [state_rows][hot_rows]: position or pool row in each slot, -1 for none
   int16_t* lru = nullptr;       // [state_rows][hot_rows]: slots, least recent first
-  int16_t* slot_of = nullptr;   // kPosition: [state_rows][slot_of_stride]: slot of each position, -1 for none
-  int64_t slot_of_stride = 0;   // positions covered; entries at or above it are invalid
   int32_t state_rows = 0;
   int32_t hot_rows = 0;
 };

@@ -27,15 +27,11 @@ void CheckIndexSpace(FieldCheck& check, IndexSpace index_space) {
                 static_cast<int64_t>(IndexSpace::kPoolRow));
 }
 
-void CheckResidency(FieldCheck& check, const Residency& residency, IndexSpace index_space) {
+void CheckResidency(FieldCheck& check, const Residency& residency) {
   check.InRange("residency.state_rows", residency.state_rows, 1, kMaxStateRows)
       .InRange("residency.hot_rows", residency.hot_rows, 1, kMaxHotRows)
       .Required("residency.slot_key", residency.slot_key)
       .Required("residency.lru", residency.lru);
-  if (index_space == IndexSpace::kPosition) {
-    check.InRange("residency.slot_of_stride", residency.slot_of_stride, 1, kMaxInt32)
-        .Required("residency.slot_of", residency.slot_of);
-  }
 }
 
 FieldCheck& CheckIntArray(FieldCheck& check, absl::string_view field, const IntArray& array) {
@@ -169,7 +165,7 @@ absl::Status Validate(const ResolveArgs& args) {
   FieldCheck check("resolve");
   CheckIndexSpace(check, args.index_space);
   check.InRange("rows", args.rows, 0, kMaxBatchRows).InRange("top_k", args.top_k, 1, kMaxTopK);
-  CheckResidency(check, args.residency, args.index_space);
+  CheckResidency(check, args.residency);
   check.AtMost("top_k", args.top_k, args.residency.hot_rows, "residency.hot_rows")
       .AtLeast("entry_stride", args.entry_stride, args.top_k, "top_k")
       .InRange("entry_stride", args.entry_stride, 1, kMaxStride);
@@ -235,8 +231,7 @@ absl::Status Validate(const TransferArgs& args) {
 
 absl::Status Validate(const InvalidateArgs& args) {
   FieldCheck check("invalidate");
-  CheckIndexSpace(check, args.index_space);
-  CheckResidency(check, args.residency, args.index_space);
+  CheckResidency(check, args.residency);
   check.InRange("count", args.count, 0, kMaxInt32);
   if (args.count > 0) check.Required("state_rows", args.state_rows).Required("keys", args.keys);
   return check.status();
@@ -244,8 +239,7 @@ absl::Status Validate(const InvalidateArgs& args) {
 
 absl::Status Validate(const ResetArgs& args) {
   FieldCheck check("reset");
-  CheckIndexSpace(check, args.index_space);
-  CheckResidency(check, args.residency, args.index_space);
+  CheckResidency(check, args.residency);
   check.InRange("count", args.count, 0, kMaxInt32);
   if (args.count > 0) check.Required("state_rows", args.state_rows);
   return check.status();
@@ -253,14 +247,12 @@ absl::Status Validate(const ResetArgs& args) {
 
 absl::Status Validate(const PlaceArgs& args) {
   FieldCheck check("place");
-  CheckResidency(check, args.residency, IndexSpace::kPosition);
+  CheckResidency(check, args.residency);
   check.InRange("state_row", args.state_row, 0, int64_t{args.residency.state_rows} - 1)
       .InRange("first_position", args.first_position, 0, args.residency.hot_rows)
       .InRange("count", args.count, 0, args.residency.hot_rows)
       .AtMost("first_position + count", int64_t{args.first_position} + args.count, args.residency.hot_rows,
-              "residency.hot_rows")
-      .AtMost("first_position + count", int64_t{args.first_position} + args.count, args.residency.slot_of_stride,
-              "residency.slot_of_stride");
+              "residency.hot_rows");
   return check.status();
 }
 

@@ -1,4 +1,4 @@
-// A hash table key -> slot that is filled anew for every use: residency by POOL_ROW has no map of its own.
+// A hash table key -> slot that is filled anew for every use.
 //
 // Open addressing, at most half full. Entries of earlier uses are told apart by a generation, so that a use costs no
 // clearing. Keys come from clients, so the hash is keyed with a number that they do not know: a crafted set of keys

@@ -1,13 +1,11 @@
 // Resolve on the CPU. kernels/README.md, section "Residency", is the contract.
 //
-// A union is resolved in three passes:
+// The keys of the slots are copied and indexed first. Then a union is resolved in three passes:
 //   1. every entry in order: all outcomes but misses are final. A hit marks its slot; a marked slot means a repeat.
-//   Entries
-//      that are in no slot become pending.
+//      Entries that are in no slot become pending.
 //   2. the LRU order once: stale slots to the front of `order`, hit slots to its back.
-//   3. pending entries in order: each takes the next stale slot. The residency itself tells repeats, because the first
-//   of
-//      them has put the key there.
+//   3. pending entries in order: each takes the next stale slot. The index tells repeats, because the first of them has
+//      put the key there.
 //
 // Invariants, whatever a client writes into the residency, the entries and the order meanwhile:
 //   1. every index is checked after it was read and before it is used;
@@ -19,11 +17,12 @@
 #include <bit>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "kernels/cpu/client_memory.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/cpu/key_table.h"
+#include "kernels/cpu/key_index.h"
 
 namespace stoker::kernels::cpu {
 namespace {
@@ -31,6 +30,7 @@ namespace {
 constexpr int32_t kNone = -1;
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 static_assert(kMaxHotRows - 1 <= std::numeric_limits<int16_t>::max(), "every slot fits int16 beside -1");
+static_assert(kMaxHotRows <= KeyIndex::kMaxKeys);
 
 // Splits a row number. Divisors are powers of two in practice, and a shift is cheaper than a division.
 class RowSplit {
@@ -70,7 +70,7 @@ struct Scratch {
   std::vector<int16_t> old_lru;   // as read
   std::vector<int16_t> repaired;  // only where old_lru is no permutation
   std::vector<int16_t> order;     // stale slots from the front, hit slots from the back, both in old order
-  KeyTable keys;
+  const std::unique_ptr<KeyIndex> slots = std::make_unique<KeyIndex>();  // of the state row's keys
 
   // A giant batch must not pin its scratch to the thread: the lists are given back above 4 MiB.
   void Trim() {
@@ -88,7 +88,11 @@ template <IndexSpace kSpace>
 class Resolver {
  public:
   Resolver(const ResolveArgs& args, Scratch& scratch)
-      : args_(args), scratch_(scratch), blocks_(args.block_rows), hot_blocks_(args.hot_block_rows) {}
+      : args_(args),
+        scratch_(scratch),
+        slots_(*scratch.slots),
+        blocks_(args.block_rows),
+        hot_blocks_(args.hot_block_rows) {}
 
   void Run() {
     LoadBatch();
@@ -196,8 +200,7 @@ class Resolver {
 
   int32_t PoolRowOf(const BatchRow& row, int32_t position) const {
     const uint32_t column = blocks_.Block(static_cast<uint32_t>(position));
-    if (position >= args_.residency.slot_of_stride || row.table_row >= args_.block_table_rows ||
-        column >= static_cast<uint32_t>(args_.block_table_columns)) {
+    if (row.table_row >= args_.block_table_rows || column >= static_cast<uint32_t>(args_.block_table_columns)) {
       return kNone;
     }
     return PagedRow(args_.block_table + row.table_row * args_.block_table_stride + column, blocks_,
@@ -222,21 +225,14 @@ class Resolver {
     return Load(args_.allowed_blocks + row.state_row * args_.allowed_stride + block / 64) >> (block % 64) & 1;
   }
 
-  int32_t Find(int32_t key) const {
-    if (!kPosition) return scratch_.keys.Find(key);
-    const int32_t slot = Load(slot_of_ + key);
-    return slot >= 0 && slot < args_.residency.hot_rows && Load(slot_key_ + slot) == key ? slot : kNone;
-  }
-
   void ResolveUnion(int32_t first, int32_t end) {
     const Residency& residency = args_.residency;
     const int64_t state_row = scratch_.rows[first].state_row;
     slot_key_ = residency.slot_key + state_row * residency.hot_rows;
     lru_ = residency.lru + state_row * residency.hot_rows;
-    if (kPosition) slot_of_ = residency.slot_of + state_row * residency.slot_of_stride;
     scratch_.pending.clear();
     scratch_.marks.assign(residency.hot_rows, kUnmarked);
-    if (!kPosition) IndexSlots(int64_t{end - first} * args_.top_k);
+    IndexSlots(int64_t{end - first} * args_.top_k);
     const int64_t base = scratch_.rows[first].length;
     for (int32_t r = first; r < end; ++r) Classify(r, base);
     OrderSlots();
@@ -245,14 +241,11 @@ class Resolver {
     for (int32_t r = first; r < end; ++r) PublishCounts(r);
   }
 
-  // Fills the table with the keys of all slots; where a key is in several, the lowest counts. Leaves room for the
-  // misses.
   void IndexSlots(int64_t entries) {
     const int32_t hot_rows = args_.residency.hot_rows;
-    scratch_.keys.Begin(hot_rows + std::min<int64_t>(entries, hot_rows));
-    for (int32_t s = 0; s < hot_rows; ++s) {
-      if (const int32_t key = Load(slot_key_ + s); key >= 0) scratch_.keys.Insert(key, s);
-    }
+    const int32_t* const slot_key = slot_key_;
+    slots_.Build(hot_rows, static_cast<int32_t>(std::min<int64_t>(entries, hot_rows)),
+                 [slot_key](int32_t slot) { return Load(slot_key + slot); });
   }
 
   void Classify(int32_t r, int64_t base) {
@@ -292,7 +285,7 @@ class Resolver {
         }
       } else if (resident_row >= 0) {
         Finish(r, i, kResident, resident_row, pool_row);
-      } else if (const int32_t slot = Find(key); slot >= 0) {
+      } else if (const int32_t slot = slots_.Find(key); slot >= 0) {
         const bool repeat = scratch_.marks[slot] != kUnmarked;
         scratch_.marks[slot] = kHitSlot;
         Finish(r, i, repeat ? kDuplicate : kHot, PhysicalRow(row, slot), pool_row);
@@ -364,7 +357,7 @@ class Resolver {
     int32_t victims = 0;
     for (const Pending& pending : scratch_.pending) {
       const BatchRow& row = scratch_.rows[pending.row];
-      if (const int32_t slot = Find(pending.key); slot >= 0) {
+      if (const int32_t slot = slots_.Find(pending.key); slot >= 0) {
         Finish(pending.row, pending.entry, kDuplicate, PhysicalRow(row, slot), pending.pool_row);
       } else if (victims < stale_) {
         const int16_t victim = scratch_.order[victims++];
@@ -378,17 +371,9 @@ class Resolver {
   }
 
   void Assign(int16_t slot, int32_t key) {
-    const int32_t old_key = Load(slot_key_ + slot);
-    if (old_key >= 0) ++stats_[kEvictions];
+    if (slots_.KeyAt(slot) >= 0) ++stats_[kEvictions];
+    slots_.Replace(slot, key);
     Store(slot_key_ + slot, key);
-    if constexpr (kPosition) {
-      if (old_key >= 0 && old_key < args_.residency.slot_of_stride && Load(slot_of_ + old_key) == slot) {
-        Store(slot_of_ + old_key, int16_t{kNone});
-      }
-      Store(slot_of_ + key, slot);
-    } else {
-      scratch_.keys.Insert(key, slot);
-    }
   }
 
   void PublishOrder(int32_t victims) {
@@ -406,11 +391,11 @@ class Resolver {
 
   const ResolveArgs args_;
   Scratch& scratch_;
+  KeyIndex& slots_;
   const RowSplit blocks_;
   const RowSplit hot_blocks_;
   int32_t* slot_key_ = nullptr;
   int16_t* lru_ = nullptr;
-  int16_t* slot_of_ = nullptr;
   int32_t stale_ = 0;
   uint64_t stats_[kStats] = {};
 };

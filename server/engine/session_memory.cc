@@ -91,8 +91,7 @@ absl::StatusOr<SessionMemory> SessionMemory::Make(const core::PoolSpec& pool, co
   memory.table_columns = (session.max_sequence_rows + pool.block_rows - 1) / pool.block_rows;
   const bool by_pool_row = session.index_space == core::IndexSpace::kPoolRow;
   memory.allowed_words = by_pool_row ? (pool.blocks + 63) / 64 : 0;
-  if (memory.hot_layer_stride > kMaxBytes / pool.layers ||
-      session.state_rows * session.max_sequence_rows > kMaxBytes / 8 / static_cast<int64_t>(session.groups.size())) {
+  if (memory.hot_layer_stride > kMaxBytes / pool.layers || session.state_rows * memory.table_columns > kMaxBytes / 8) {
     return absl::ResourceExhaustedError(absl::StrCat("state_rows: hot buffers and state of ", session.state_rows,
                                                      " state rows need more than ", kMaxBytes, " bytes"));
   }
@@ -109,7 +108,6 @@ absl::StatusOr<SessionMemory> SessionMemory::Make(const core::PoolSpec& pool, co
     group.misses = arena.Take(batch * 4);
     group.slot_key = state.Take(session.state_rows * session.hot_rows * 4);
     group.lru = state.Take(session.state_rows * session.hot_rows * 2);
-    group.slot_of = by_pool_row ? 0 : state.Take(session.state_rows * session.max_sequence_rows * 2);
     group.miss_pool_rows = state.Take(entries * 4);
     group.miss_hot_rows = state.Take(entries * 4);
     group.miss_counts = state.Take(batch * 4);

@@ -28,7 +28,6 @@ struct SessionMemory {
     int64_t misses = 0;    // arena, i32 [max_batch_rows]
     int64_t slot_key = 0;  // private, as kernels::Residency
     int64_t lru = 0;
-    int64_t slot_of = 0;
     int64_t miss_pool_rows = 0;  // private, i32 [max_batch_rows][max_top_k]
     int64_t miss_hot_rows = 0;
     int64_t miss_counts = 0;  // private, i32 [max_batch_rows]

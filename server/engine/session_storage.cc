@@ -58,7 +58,6 @@ absl::Status SessionStorage::Reset(std::vector<int32_t> state_rows) {
   if (absl::Status s = Upload(InState<int32_t>(memory_.source_rows), rows->data(), count * 4); !s.ok()) return s;
   for (size_t group = 0; group < spec_.groups.size(); ++group) {
     kernels::ResetArgs args;
-    args.index_space = index_space();
     args.residency = ResidencyOf(static_cast<int32_t>(group));
     args.state_rows = InState<int32_t>(memory_.source_rows);
     args.count = static_cast<int32_t>(count);
@@ -90,10 +89,6 @@ kernels::Residency SessionStorage::ResidencyOf(int32_t group) const {
   kernels::Residency residency;
   residency.slot_key = InState<int32_t>(memory.slot_key);
   residency.lru = InState<int16_t>(memory.lru);
-  if (spec_.index_space == core::IndexSpace::kPosition) {
-    residency.slot_of = InState<int16_t>(memory.slot_of);
-    residency.slot_of_stride = spec_.max_sequence_rows;
-  }
   residency.state_rows = static_cast<int32_t>(spec_.state_rows);
   residency.hot_rows = static_cast<int32_t>(spec_.hot_rows);
   return residency;
@@ -201,7 +196,6 @@ absl::Status SessionStorage::Invalidate(const core::InvalidateWork& work) {
     if (absl::Status s = Upload(InState<int64_t>(memory_.keys), keys->data() + begin, chunk * 8); !s.ok()) return s;
     for (size_t group = 0; group < spec_.groups.size(); ++group) {
       kernels::InvalidateArgs args;
-      args.index_space = index_space();
       args.residency = ResidencyOf(static_cast<int32_t>(group));
       args.state_rows = InState<int32_t>(memory_.source_rows);
       args.keys = InState<int64_t>(memory_.keys);

@@ -91,7 +91,6 @@ LocalSession::LocalSession(const SessionShape& shape, bool fill)
     group.slot_key.assign(slots, -1);
     group.lru.resize(slots);
     for (size_t i = 0; i < slots; ++i) group.lru[i] = static_cast<int16_t>(i % static_cast<size_t>(shape.hot_rows));
-    group.slot_of.assign(rows * (static_cast<size_t>(shape.sequence_rows) + 1), -1);
     group.entries.resize(entries);
     group.hot_rows_out.resize(entries);
     group.miss_pool_rows.resize(entries);
@@ -106,8 +105,6 @@ void LocalSession::Resolve(int32_t group_index) {
   kernels::ResolveArgs args;
   args.residency = {.slot_key = group.slot_key.data(),
                     .lru = group.lru.data(),
-                    .slot_of = group.slot_of.data(),
-                    .slot_of_stride = shape_.sequence_rows + 1,
                     .state_rows = shape_.state_rows,
                     .hot_rows = shape_.hot_rows};
   args.rows = shape_.state_rows;

@@ -57,7 +57,7 @@ class LocalSession {
  private:
   struct Group {
     std::vector<int32_t> slot_key, entries, hot_rows_out, miss_pool_rows, miss_hot_rows, miss_counts, counts;
-    std::vector<int16_t> lru, slot_of;
+    std::vector<int16_t> lru;
   };
 
   const SessionShape shape_;

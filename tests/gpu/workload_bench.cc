@@ -116,8 +116,6 @@ class WorkloadBench {
     Residency& residency = resolve_.residency;
     residency.slot_key = Device(std::vector<int32_t>(w_.rows * static_cast<size_t>(hot_rows)));
     residency.lru = Device(std::vector<int16_t>(w_.rows * static_cast<size_t>(hot_rows)));
-    residency.slot_of = Device(std::vector<int16_t>(size_t{w_.rows} * w_.context));
-    residency.slot_of_stride = w_.context;
     residency.state_rows = static_cast<int32_t>(w_.rows);
     residency.hot_rows = static_cast<int32_t>(hot_rows);
     resolve_.rows = static_cast<int32_t>(w_.rows);
@@ -224,7 +222,6 @@ class WorkloadBench {
 
   void Reset() {
     ResetArgs args;
-    args.index_space = IndexSpace::kPosition;
     args.residency = resolve_.residency;
     args.state_rows = state_rows_;
     args.count = static_cast<int32_t>(w_.rows);

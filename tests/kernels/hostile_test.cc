@@ -76,9 +76,6 @@ void ScribbleWhileResolving(IndexSpace index_space) {
     Scribbler scribbler;
     scribbler.Add(args.residency.slot_key, size_t{2} * shape.hot_rows, 512);
     scribbler.Add(args.residency.lru, size_t{2} * shape.hot_rows, shape.hot_rows);
-    if (args.residency.slot_of != nullptr) {
-      scribbler.Add(args.residency.slot_of, size_t{2} * shape.positions, shape.hot_rows);
-    }
     scribbler.Add(const_cast<int32_t*>(args.entries), size_t{3} * shape.top_k, 512);
     scribbler.Add(const_cast<int32_t*>(static_cast<const int32_t*>(args.lengths.data)), 3, 513);
     while (scribbler.Working()) {
@@ -110,7 +107,6 @@ void ScribbleWhileResolving(IndexSpace index_space) {
   };
   restore(args.residency.slot_key, size_t{2} * shape.hot_rows * 4);
   restore(args.residency.lru, size_t{2} * shape.hot_rows * 2);
-  if (args.residency.slot_of != nullptr) restore(args.residency.slot_of, size_t{2} * shape.positions * 2);
   restore(args.entries, size_t{3} * shape.top_k * 4);
   restore(args.lengths.data, 12);
   const size_t entries = size_t{3} * shape.top_k * 4;
@@ -142,20 +138,13 @@ TEST(HostileTest, InvalidateResetPlace) {
   Scribbler scribbler;
   scribbler.Add(residency.slot_key, 128, 512);
   scribbler.Add(residency.lru, 128, 128);
-  scribbler.Add(residency.slot_of, 512, 128);
   scribbler.Add(states.data(), states.size(), 2);
   scribbler.Add(keys.data(), keys.size(), 512);
   while (scribbler.Working()) {
-    for (const IndexSpace index_space : {IndexSpace::kPosition, IndexSpace::kPoolRow}) {
-      cpu::Invalidate({.index_space = index_space,
-                       .residency = residency,
-                       .state_rows = states.data(),
-                       .keys = keys.data(),
-                       .count = 100});
-    }
+    cpu::Invalidate({.residency = residency, .state_rows = states.data(), .keys = keys.data(), .count = 100});
     cpu::Place(
         {.residency = residency, .state_row = 0, .first_position = static_cast<int32_t>(rng() % 64), .count = 64});
-    cpu::Reset({.index_space = IndexSpace::kPosition, .residency = residency, .state_rows = states.data(), .count = 3});
+    cpu::Reset({.residency = residency, .state_rows = states.data(), .count = 3});
   }
 }
 

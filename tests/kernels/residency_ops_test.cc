@@ -47,47 +47,68 @@ ResolveShape Shape(IndexSpace index_space) {
   return shape;
 }
 
+// A run of keys of one state row after another, of every length: of one key, as many as a backend takes at once, and
+// more.
 TEST_P(ResidencyOpsTest, Invalidate) {
   std::mt19937_64 rng(21);
-  for (const IndexSpace index_space : {IndexSpace::kPosition, IndexSpace::kPoolRow}) {
-    for (const int32_t count : {0, 1, 5, 300, 20000}) {
-      for (const bool corrupt : {false, true}) {
-        SCOPED_TRACE(testing::Message() << count << " keys, index space " << static_cast<int>(index_space));
-        ResolveCase c(Shape(index_space));
-        c.FillState(rng, 400, 0.8);
-        for (int32_t i = 0; corrupt && i < 40; ++i) {
-          c.slot_key(i % 4)[rng() % 70] = static_cast<int32_t>(rng() % 100);
-          c.slot_of(i % 4)[rng() % 512] = static_cast<int16_t>(rng());
-        }
-        std::vector<int32_t> states;
-        std::vector<int64_t> keys;
-        int32_t state = 0;
-        for (int32_t i = 0; i < count; ++i) {
-          if (rng() % 50 == 0 || count < 10) state = static_cast<int32_t>(rng() % 7) - 1;
-          states.push_back(state);
-          const int64_t bad[] = {-1,
-                                 std::numeric_limits<int64_t>::min(),
-                                 std::numeric_limits<int64_t>::max(),
-                                 512,
-                                 (int64_t{1} << 32) + 3,
-                                 int64_t{1} << 31};
-          keys.push_back(rng() % 10 == 0 ? bad[rng() % 6] : static_cast<int64_t>(rng() % 400));
-        }
-        const auto state_rows = c.image().Add("states", states);
-        const auto key_region = c.image().Add("keys", keys);
-        ASSERT_TRUE(RunBoth(c, [&](std::byte* base) {
-          return InvalidateArgs{.index_space = index_space,
-                                .residency = c.Args(base).residency,
-                                .state_rows = state_rows.In(base),
-                                .keys = key_region.In(base),
-                                .count = count};
-        }));
-        if (!corrupt) {
-          EXPECT_TRUE(c.CheckResidency());
-        }
+  struct Keys {
+    int32_t count;
+    int32_t turns;  // the state row changes after as many keys, on average
+  };
+  for (const Keys shape : {Keys{0, 1}, {1, 1}, {5, 1}, {300, 1}, {300, 50}, {5000, 3}, {20000, 50}, {40000, 100000}}) {
+    for (const bool corrupt : {false, true}) {
+      SCOPED_TRACE(testing::Message() << shape.count << " keys, " << shape.turns << " of a state row, corrupt "
+                                      << corrupt);
+      ResolveCase c(Shape(IndexSpace::kPosition));
+      c.FillState(rng, 100000, 0.8);
+      for (int32_t i = 0; corrupt && i < 40; ++i) c.slot_key(i % 4)[rng() % 70] = c.slot_key(i % 4)[rng() % 70];
+      std::vector<int32_t> states;
+      std::vector<int64_t> keys;
+      int32_t state = 1;
+      for (int32_t i = 0; i < shape.count; ++i) {
+        if (rng() % shape.turns == 0) state = static_cast<int32_t>(rng() % 7) - 1;
+        states.push_back(state);
+        const int64_t bad[] = {-1,
+                               std::numeric_limits<int64_t>::min(),
+                               std::numeric_limits<int64_t>::max(),
+                               (int64_t{1} << 32) + 3,
+                               (int64_t{1} << 32) + c.slot_key(1)[5],
+                               int64_t{1} << 31};
+        const int64_t kind = static_cast<int64_t>(rng() % 10);
+        keys.push_back(kind == 0                              ? bad[rng() % 6]
+                       : kind == 1 && state >= 0 && state < 4 ? c.slot_key(state)[rng() % 70]
+                       : kind == 2 && state >= 0 && state < 4 ? c.slot_key(state)[rng() % 70] ^ 0x10000
+                                                              : static_cast<int64_t>(rng() % 100000));
+      }
+      const auto state_rows = c.image().Add("states", states);
+      const auto key_region = c.image().Add("keys", keys);
+      ASSERT_TRUE(RunBoth(c, [&](std::byte* base) {
+        return InvalidateArgs{.residency = c.Args(base).residency,
+                              .state_rows = state_rows.In(base),
+                              .keys = key_region.In(base),
+                              .count = shape.count};
+      }));
+      if (!corrupt) {
+        EXPECT_TRUE(c.CheckResidency());
       }
     }
   }
+}
+
+TEST_P(ResidencyOpsTest, InvalidateEmptiesEverySlotThatHoldsTheKey) {
+  ResolveCase c(Shape(IndexSpace::kPosition));
+  for (const int32_t slot : {69, 0, 31, 32}) c.Hold(2, slot, 7);
+  c.Hold(2, 33, 8);
+  c.Hold(1, 5, 7);
+  const auto state_rows = c.image().Add("states", std::vector<int32_t>{2});
+  const auto keys = c.image().Add("keys", std::vector<int64_t>{7});
+  ASSERT_TRUE(RunBoth(c, [&](std::byte* base) {
+    return InvalidateArgs{
+        .residency = c.Args(base).residency, .state_rows = state_rows.In(base), .keys = keys.In(base), .count = 1};
+  }));
+  EXPECT_EQ(std::count(c.slot_key(2), c.slot_key(2) + 70, 7), 0);
+  EXPECT_EQ(c.slot_key(2)[33], 8);
+  EXPECT_EQ(c.slot_key(1)[5], 7) << "another state row";
 }
 
 TEST_P(ResidencyOpsTest, AnInvalidatedKeyMissesInItsTurn) {
@@ -102,11 +123,8 @@ TEST_P(ResidencyOpsTest, AnInvalidatedKeyMissesInItsTurn) {
     const auto state_rows = c.image().Add("states", std::vector<int32_t>{0});
     const auto keys = c.image().Add("keys", std::vector<int64_t>{12});
     ASSERT_TRUE(RunBoth(c, [&](std::byte* base) {
-      return InvalidateArgs{.index_space = index_space,
-                            .residency = c.Args(base).residency,
-                            .state_rows = state_rows.In(base),
-                            .keys = keys.In(base),
-                            .count = 1};
+      return InvalidateArgs{
+          .residency = c.Args(base).residency, .state_rows = state_rows.In(base), .keys = keys.In(base), .count = 1};
     }));
     EXPECT_EQ(c.slot_key(0)[2], -1);
     const uint64_t evictions = c.stats()[kEvictions];
@@ -120,24 +138,21 @@ TEST_P(ResidencyOpsTest, AnInvalidatedKeyMissesInItsTurn) {
 
 TEST_P(ResidencyOpsTest, Reset) {
   std::mt19937_64 rng(22);
-  for (const IndexSpace index_space : {IndexSpace::kPosition, IndexSpace::kPoolRow}) {
-    for (const std::vector<int32_t>& states :
-         {std::vector<int32_t>{}, {2}, {0, 3, -1, 4, 3, std::numeric_limits<int32_t>::max()}}) {
-      ResolveCase c(Shape(index_space));
-      c.FillState(rng, 400, 0.8);
-      const auto state_rows = c.image().Add("states", states);
-      ASSERT_TRUE(RunBoth(c, [&](std::byte* base) {
-        return ResetArgs{.index_space = index_space,
-                         .residency = c.Args(base).residency,
-                         .state_rows = state_rows.In(base),
-                         .count = static_cast<int32_t>(states.size())};
-      }));
-      EXPECT_TRUE(c.CheckResidency());
-      for (const int32_t s : states) {
-        if (s < 0 || s >= 4) continue;
-        EXPECT_EQ(std::count(c.slot_key(s), c.slot_key(s) + 70, -1), 70);
-        EXPECT_EQ(c.lru(s)[69], 69);
-      }
+  for (const std::vector<int32_t>& states :
+       {std::vector<int32_t>{}, {2}, {0, 3, -1, 4, 3, std::numeric_limits<int32_t>::max()}}) {
+    ResolveCase c(Shape(IndexSpace::kPosition));
+    c.FillState(rng, 400, 0.8);
+    const auto state_rows = c.image().Add("states", states);
+    ASSERT_TRUE(RunBoth(c, [&](std::byte* base) {
+      return ResetArgs{.residency = c.Args(base).residency,
+                       .state_rows = state_rows.In(base),
+                       .count = static_cast<int32_t>(states.size())};
+    }));
+    EXPECT_TRUE(c.CheckResidency());
+    for (const int32_t s : states) {
+      if (s < 0 || s >= 4) continue;
+      EXPECT_EQ(std::count(c.slot_key(s), c.slot_key(s) + 70, -1), 70);
+      EXPECT_EQ(c.lru(s)[69], 69);
     }
   }
 }
@@ -153,7 +168,6 @@ TEST_P(ResidencyOpsTest, Place) {
       c.FillState(rng, 90, 0.9);
       for (int32_t i = 0; corrupt && i < 30; ++i) {
         c.slot_key(1)[rng() % 70] = static_cast<int32_t>(rng() % 600) - 2;
-        c.slot_of(1)[rng() % 512] = static_cast<int16_t>(rng());
       }
       ASSERT_TRUE(RunBoth(c, [&](std::byte* base) {
         return PlaceArgs{.residency = c.Args(base).residency, .state_row = 1, .first_position = first, .count = count};

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <set>
 
 #include "tests/reference/reference.h"
 
@@ -45,7 +46,6 @@ ResolveCase::ResolveCase(const ResolveShape& shape)
   for (int32_t s = 0; s < shape_.state_rows; ++s) {
     for (int32_t i = 0; i < shape_.hot_rows; ++i) lru(s)[i] = static_cast<int16_t>(i);
   }
-  slot_of_ = image_.Add("slot_of", std::vector<int16_t>(state_rows * shape_.positions, -1));
   entries_ = image_.Add("entries", std::vector<int32_t>(rows * entry_stride_, -1));
   lengths_ = image_.Add("lengths", std::vector<int64_t>(rows, 0));
   states_ = image_.Add("state_rows", std::vector<int64_t>(rows, 0));
@@ -116,10 +116,7 @@ void ResolveCase::SetAllowed(int32_t state_row, int32_t block, bool allowed) {
   word = allowed ? word | bit : word & ~bit;
 }
 
-void ResolveCase::Hold(int32_t state_row, int32_t slot, int32_t key) {
-  slot_key(state_row)[slot] = key;
-  if (shape_.index_space == IndexSpace::kPosition) slot_of(state_row)[key] = static_cast<int16_t>(slot);
-}
+void ResolveCase::Hold(int32_t state_row, int32_t slot, int32_t key) { slot_key(state_row)[slot] = key; }
 
 void ResolveCase::FillState(std::mt19937_64& rng, int32_t limit, double share) {
   for (int32_t s = 0; s < shape_.state_rows; ++s) {
@@ -158,8 +155,6 @@ ResolveArgs ResolveCase::Args(std::byte* base) const {
   args.index_space = shape_.index_space;
   args.residency = {.slot_key = slot_key_.In(base),
                     .lru = lru_.In(base),
-                    .slot_of = shape_.index_space == IndexSpace::kPosition ? slot_of_.In(base) : nullptr,
-                    .slot_of_stride = shape_.index_space == IndexSpace::kPosition ? shape_.positions : 0,
                     .state_rows = shape_.state_rows,
                     .hot_rows = shape_.hot_rows};
   args.rows = shape_.rows;
@@ -250,19 +245,12 @@ testing::AssertionResult ResolveCase::CheckResidency() {
       }
       seen[slot] = true;
     }
-    if (shape_.index_space != IndexSpace::kPosition) continue;
-    int32_t filled = 0;
+    std::set<int32_t> keys;
     for (int32_t i = 0; i < shape_.hot_rows; ++i) {
       const int32_t key = slot_key(s)[i];
-      if (key >= 0) ++filled;
-      if (key >= 0 && slot_of(s)[key] != i) {
-        return testing::AssertionFailure() << "slot_of[" << key << "] is not the slot that holds it, " << i;
+      if (key >= 0 && !keys.insert(key).second) {
+        return testing::AssertionFailure() << "slot " << i << " of state row " << s << " holds " << key << " once more";
       }
-    }
-    const auto mapped =
-        std::count_if(slot_of(s), slot_of(s) + shape_.positions, [](int16_t slot) { return slot >= 0; });
-    if (mapped != filled) {
-      return testing::AssertionFailure() << mapped << " positions have a slot, " << filled << " slots have a position";
     }
   }
   return testing::AssertionSuccess();

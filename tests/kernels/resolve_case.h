@@ -19,7 +19,7 @@ struct ResolveShape {
   int32_t rows = 1;
   int32_t top_k = 32;
   int32_t hot_rows = 64;
-  int32_t positions = 512;  // slot_of_stride
+  int32_t positions = 512;  // of a sequence; the block table covers them
   int32_t blocks = 64;      // of the pool
   int32_t block_rows = 16;
   int32_t table_rows = 0;     // rows of the block tables; 0: state_rows
@@ -70,7 +70,6 @@ class ResolveCase {
   // The residency, free to be corrupted.
   int32_t* slot_key(int32_t state_row) { return image_.At(slot_key_) + int64_t{state_row} * shape_.hot_rows; }
   int16_t* lru(int32_t state_row) { return image_.At(lru_) + int64_t{state_row} * shape_.hot_rows; }
-  int16_t* slot_of(int32_t state_row) { return image_.At(slot_of_) + int64_t{state_row} * shape_.positions; }
   // Puts a key into a slot, on both sides.
   void Hold(int32_t state_row, int32_t slot, int32_t key);
   // Fills the state rows with random keys below `limit` and a random order. `share` of the slots hold a key.
@@ -94,7 +93,7 @@ class ResolveCase {
   // The arguments over the copy of the image at `base`.
   ResolveArgs Args(std::byte* base) const;
   void PoisonOutputs();
-  // The order is a permutation, and slot_of is the inverse of slot_key.
+  // The order is a permutation, and no key is in two slots.
   testing::AssertionResult CheckResidency();
   // The outcomes of every row sum to its entries >= 0.
   testing::AssertionResult CheckOutcomes() const;
@@ -111,7 +110,6 @@ class ResolveCase {
   int64_t allowed_stride_;
   Region<int32_t> slot_key_;
   Region<int16_t> lru_;
-  Region<int16_t> slot_of_;
   Region<int32_t> real_rows_;
   Region<int32_t> entries_;
   Region<int64_t> lengths_;

@@ -169,8 +169,7 @@ void RunRandomCase(Bench& bench, uint64_t seed, bool corrupt) {
           c.lru(s)[slot] = static_cast<int16_t>(Chance(rng, 0.7) ? Draw(rng, -2, shape.hot_rows + 2) : rng());
           break;
         default:
-          c.slot_of(s)[Draw(rng, 0, shape.positions - 1)] =
-              static_cast<int16_t>(Chance(rng, 0.7) ? Draw(rng, -2, shape.hot_rows + 2) : rng());
+          c.slot_key(s)[slot] = c.slot_key(s)[Draw(rng, 0, shape.hot_rows - 1)];
       }
     }
     ASSERT_TRUE(c.Step(bench, !corrupt)) << "seed " << seed << " step " << step;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 #include <random>
+#include <set>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -72,8 +73,7 @@ TEST_P(ResolveTest, HandWorkedExample) {
   ASSERT_TRUE(c.Step(bench()));
   EXPECT_THAT(c.hot_rows(0), ElementsAre(6, -1, -1, -1, -1, -1, -1, -1));
   EXPECT_EQ(c.stats()[kEvictions], 1001);
-  EXPECT_EQ(c.slot_of(0)[60], -1);
-  EXPECT_EQ(c.slot_of(0)[70], 6);
+  EXPECT_EQ(c.slot_key(0)[6], 70);
 }
 
 enum class Mix { kAllMiss, kAllHot, kMixed };
@@ -115,7 +115,7 @@ TEST_P(ResolveTest, LastSlotOfTheLargestHotBuffer) {
   c.SetEntries(0, {32768});
   ASSERT_TRUE(c.Step(bench()));
   EXPECT_EQ(c.hot_rows(0)[0], 32767);
-  EXPECT_EQ(c.slot_of(0)[32768], 32767);
+  EXPECT_EQ(c.slot_key(0)[32767], 32768);
   c.SetEntries(0, {32768, 32767});
   ASSERT_TRUE(c.Step(bench()));
   EXPECT_EQ(c.hot_rows(0)[0], 32767);
@@ -227,6 +227,52 @@ TEST_P(ResolveTest, NoRows) {
   shape.rows = 0;
   ResolveCase c(shape);
   ASSERT_TRUE(c.Step(bench()));
+}
+
+TEST_P(ResolveTest, KeyInSeveralSlots) {
+  for (const IndexSpace index_space : {IndexSpace::kPosition, IndexSpace::kPoolRow}) {
+    ResolveShape shape;
+    shape.index_space = index_space;
+    shape.top_k = 4;
+    shape.hot_rows = 8;
+    ResolveCase c(shape);
+    for (const int32_t slot : {6, 3, 5}) c.Hold(0, slot, 40);
+    c.Hold(0, 0, 41);
+    c.SetEntries(0, {40, 40, 41, 42});
+    ASSERT_TRUE(c.Step(bench(), /*consistent=*/false));
+    EXPECT_THAT(c.hot_rows(0), ElementsAre(3, 3, 0, 1));
+    EXPECT_THAT(c.counts(0), ElementsAre(2, 0, 0, 1, 1, 0));
+  }
+}
+
+// Keys that a table of few places, or of low bits alone, would confuse: in slots, as hits and as misses, repeated.
+TEST_P(ResolveTest, KeysThatAgreeInTheirLowBits) {
+  std::mt19937_64 rng(8);
+  for (const IndexSpace index_space : {IndexSpace::kPosition, IndexSpace::kPoolRow}) {
+    for (const int32_t stride : {1 << 8, 1 << 12, 1 << 13, 1 << 15, 1 << 16, 1 << 17}) {
+      SCOPED_TRACE(testing::Message() << "stride " << stride << " index space " << static_cast<int>(index_space));
+      constexpr int32_t kFamilies = 24;
+      ResolveShape shape = ShapeFor(index_space, 48, 96, stride * kFamilies);
+      shape.rows = 2;
+      ResolveCase c(shape);
+      const auto draw = [&] {
+        return static_cast<int32_t>(rng() % kFamilies) * stride + static_cast<int32_t>(rng() % 8);
+      };
+      std::set<int32_t> held;
+      while (held.size() < 80) held.insert(draw());
+      std::vector<int32_t> keys(held.begin(), held.end());
+      std::shuffle(keys.begin(), keys.end(), rng);
+      for (int32_t s = 0; s < 80; ++s) c.Hold(0, s, keys[s]);
+      for (int32_t step = 0; step < 20; ++step) {
+        for (int32_t r = 0; r < 2; ++r) {
+          std::vector<int32_t> entries(48);
+          std::generate(entries.begin(), entries.end(), draw);
+          c.SetEntries(r, entries);
+        }
+        ASSERT_TRUE(c.Step(bench())) << "step " << step;
+      }
+    }
+  }
 }
 
 // Both seeds lose a repeated miss one step later: its second copy is counted as in a slot that the first one never
@@ -350,20 +396,20 @@ TEST_P(ResolveTest, BlocksThatAreNotThere) {
   EXPECT_EQ(c.resolved(0)[10], 39 * 12);
 }
 
-TEST_P(ResolveTest, PositionsBeyondTheMapAndTheTable) {
+TEST_P(ResolveTest, PositionsBeyondTheTable) {
   ResolveShape shape;
-  shape.positions = 100;
   shape.table_columns = 32;
   shape.resident_table = true;
   ResolveCase c(shape);
   c.SetLength(0, 600);
   c.SetResidentPage(0, 12, 9);
   c.SetResidentPage(0, 13, 0);  // the resident null block
-  c.SetEntries(0, {0, 99, 100, 101, 12 * 16, 12 * 16 + 15, 13 * 16, 511, 512, 599});
+  c.SetBlock(0, 12, -1);
+  c.SetEntries(0, {0, 99, 12 * 16, 12 * 16 + 15, 13 * 16, 511, 512, 599});
   ASSERT_TRUE(c.Step(bench()));
-  EXPECT_THAT(c.counts(0), ElementsAre(0, 0, 2, 2, 0, 6));
-  EXPECT_EQ(c.hot_rows(0)[5], 9 * 16 + 15);
-  EXPECT_EQ(c.resolved(0)[5], -1) << "a page of the engine needs no pool block";
+  EXPECT_THAT(c.counts(0), ElementsAre(0, 0, 2, 4, 0, 2));
+  EXPECT_EQ(c.hot_rows(0)[3], 9 * 16 + 15);
+  EXPECT_EQ(c.resolved(0)[3], -1) << "a page of the engine needs no pool block";
 }
 
 TEST_P(ResolveTest, ValuesThatDoNotFitARow) {

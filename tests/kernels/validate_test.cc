@@ -46,12 +46,7 @@ void ExpectRefused(const Args& good, const std::vector<Wrong<Args>>& cases) {
 }
 
 Residency GoodResidency() {
-  return {.slot_key = Some<int32_t>(),
-          .lru = Some<int16_t>(),
-          .slot_of = Some<int16_t>(),
-          .slot_of_stride = 1000,
-          .state_rows = 4,
-          .hot_rows = 128};
+  return {.slot_key = Some<int32_t>(), .lru = Some<int16_t>(), .state_rows = 4, .hot_rows = 128};
 }
 
 ResolveArgs GoodResolve() {
@@ -93,8 +88,6 @@ TEST(ValidateTest, Resolve) {
           {[](A& a) { a.residency.state_rows = 0; }, "resolve.residency.state_rows: 0 is outside"},
           {[](A& a) { a.residency.slot_key = nullptr; }, "resolve.residency.slot_key: is null"},
           {[](A& a) { a.residency.lru = nullptr; }, "resolve.residency.lru: is null"},
-          {[](A& a) { a.residency.slot_of = nullptr; }, "resolve.residency.slot_of: is null"},
-          {[](A& a) { a.residency.slot_of_stride = 0; }, "resolve.residency.slot_of_stride: 0 is outside"},
           {[](A& a) { a.residency.lru = Odd<int16_t>(); }, "is not a multiple of 2"},
           {[](A& a) { a.entries = nullptr; }, "resolve.entries: is null"},
           {[](A& a) { a.entries = Odd<int32_t>(); }, "resolve.entries: 0x"},
@@ -162,13 +155,11 @@ TEST(ValidateTest, ResolveWithoutRowsNeedsNoBatch) {
   EXPECT_TRUE(Validate(args).ok()) << Validate(args);
 }
 
-TEST(ValidateTest, ResolveOfPoolRowsNeedsNoLengthsTableOrMap) {
+TEST(ValidateTest, ResolveOfPoolRowsNeedsNoLengthsOrTable) {
   ResolveArgs args = GoodResolve();
   args.index_space = IndexSpace::kPoolRow;
   args.lengths.data = nullptr;
   args.block_table = nullptr;
-  args.residency.slot_of = nullptr;
-  args.residency.slot_of_stride = 0;
   EXPECT_TRUE(Validate(args).ok()) << Validate(args);
 }
 
@@ -289,7 +280,6 @@ TEST(ValidateTest, InvalidateResetPlace) {
   using I = InvalidateArgs;
   ExpectRefused<I>({.residency = GoodResidency(), .state_rows = Some<int32_t>(), .keys = Some<int64_t>(), .count = 3},
                    {
-                       {[](I& a) { a.index_space = static_cast<IndexSpace>(7); }, "invalidate.index_space: 7"},
                        {[](I& a) { a.residency.lru = nullptr; }, "invalidate.residency.lru: is null"},
                        {[](I& a) { a.count = -1; }, "invalidate.count: -1 is outside"},
                        {[](I& a) { a.state_rows = nullptr; }, "invalidate.state_rows: is null"},
@@ -298,7 +288,7 @@ TEST(ValidateTest, InvalidateResetPlace) {
   using R = ResetArgs;
   ExpectRefused<R>({.residency = GoodResidency(), .state_rows = Some<int32_t>(), .count = 3},
                    {
-                       {[](R& a) { a.residency.slot_of = nullptr; }, "reset.residency.slot_of: is null"},
+                       {[](R& a) { a.residency.slot_key = nullptr; }, "reset.residency.slot_key: is null"},
                        {[](R& a) { a.count = -1; }, "reset.count: -1 is outside"},
                        {[](R& a) { a.state_rows = nullptr; }, "reset.state_rows: is null"},
                    });
@@ -311,8 +301,6 @@ TEST(ValidateTest, InvalidateResetPlace) {
           {[](P& a) { a.first_position = -1; }, "place.first_position: -1 is outside [0, 128]"},
           {[](P& a) { a.count = -1; }, "place.count: -1 is outside [0, 128]"},
           {[](P& a) { a.count = 29; }, "place.first_position + count: 129 is above residency.hot_rows = 128"},
-          {[](P& a) { a.residency.slot_of_stride = 127; },
-           "place.first_position + count: 128 is above residency.slot_of_stride = 127"},
       });
 }
 

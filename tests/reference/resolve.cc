@@ -109,12 +109,8 @@ class State {
     }
     order_.insert(order_.begin(), missing.begin(), missing.end());
     for (int64_t s = 0; s < n; ++s) {
-      const int64_t key = keys_[s];
-      if (key < 0) continue;
-      if (args.index_space == IndexSpace::kPosition && (key >= args.residency.slot_of_stride || SlotOf(key) != s)) {
-        continue;
-      }
-      slots_.emplace(key, s);
+      // The first one counts.
+      if (keys_[s] >= 0) slots_.emplace(keys_[s], s);
     }
   }
 
@@ -133,16 +129,8 @@ class State {
     if (taken_.size() == stale_.size()) return -1;
     const int64_t slot = stale_[taken_.size()];
     taken_.push_back(slot);
-    const int64_t old_key = keys_[slot];
-    if (old_key >= 0) {
-      ++evictions_;
-      if (args_.index_space == IndexSpace::kPosition && old_key < args_.residency.slot_of_stride &&
-          SlotOf(old_key) == slot) {
-        SlotOf(old_key) = -1;
-      }
-    }
+    if (keys_[slot] >= 0) ++evictions_;
     keys_[slot] = static_cast<int32_t>(key);
-    if (args_.index_space == IndexSpace::kPosition) SlotOf(key) = static_cast<int16_t>(slot);
     return slot;
   }
 
@@ -160,10 +148,6 @@ class State {
   }
 
  private:
-  int16_t& SlotOf(int64_t position) const {
-    return args_.residency.slot_of[state_row_ * args_.residency.slot_of_stride + position];
-  }
-
   const ResolveArgs& args_;
   const int64_t state_row_;
   std::vector<int32_t> keys_;
@@ -186,10 +170,8 @@ bool Settle(const ResolveArgs& args, const Row& row, int64_t base, Item& item) {
     in_range = item.key < row.length;
     resident = Look(args.resident_table, args.resident_stride, args.resident_rows, args.resident_columns, row.table_row,
                     item.key, args.block_rows, args.resident_null_block, kMaxInt32 + 1);
-    if (item.key < args.residency.slot_of_stride) {
-      item.pool_row = Look(args.block_table, args.block_table_stride, args.block_table_rows, args.block_table_columns,
-                           row.table_row, item.key, args.block_rows, args.null_block, args.pool_rows);
-    }
+    item.pool_row = Look(args.block_table, args.block_table_stride, args.block_table_rows, args.block_table_columns,
+                         row.table_row, item.key, args.block_rows, args.null_block, args.pool_rows);
     if (item.key >= base - 1) newest = item.key - (base - 1);
   } else {
     if (item.key < args.pool_rows && Allowed(args, row, item.key)) item.pool_row = item.key;

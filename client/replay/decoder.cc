@@ -35,8 +35,8 @@ void Decoder::Add(const OpenSequence& sequence) {
   const uint64_t seed = Mix64(options_.seed) + sequence.request->number * uint64_t{options_.groups + 1};
   running.random = Random(seed);
   for (uint32_t group = 0; group < options_.groups; ++group) {
-    running.models.push_back(
-        MakeWorkloadModel(options_.model(), options_.top_k, sequence.request->total_rows(), seed + 1 + group));
+    running.models.push_back(MakeWorkloadModel(options_.model(), options_.top_k, sequence.request->total_rows(),
+                                               seed + 1 + group, options_.noise()));
   }
 }
 

@@ -109,9 +109,15 @@ const std::vector<OptionGroup>& Table() {
            {"top-k", Number{&Options::top_k, 1, 8192}, "Entries of a sequence, step and group."},
            {"hot-rows", Number{&Options::hot_rows, 0, 32768},
             "Rows of a hot buffer, at least --top-k. 0: twice --top-k."},
-           {"workload-model", Choice{&Options::workload_model, {"realistic", "drift"}},
-            "Which tokens are selected. realistic: published LRU miss rates, O(tokens) a step; drift: O(top_k) a step. "
-            "Default: drift for replays, realistic for --write-workload."},
+           {"workload-model", Choice{&Options::workload_model, {"realistic", "drift", "fresh", "resident"}},
+            "Which tokens are selected. realistic: published LRU miss rates, O(tokens) a step; drift: O(top_k) a step; "
+            "fresh: none again before all others; resident: a random half of twice --top-k. Default: drift for "
+            "replays, "
+            "realistic for --write-workload."},
+           {"drift-percent", Number{&Options::drift_percent, 0, 1000},
+            "realistic: how much scores change from step to step and stay so; 100: as published."},
+           {"white-percent", Number{&Options::white_percent, 0, 10000},
+            "realistic: how much scores change for one step; 100: as published."},
        }},
       {"Pool",
        {
@@ -274,6 +280,11 @@ absl::Status Complete(Options& o) {
     const bool file = o.action == Options::Action::kWriteWorkload;
     o.workload_model = std::string(ModelName(file ? ModelKind::kRealistic : ModelKind::kDrift));
   }
+  if (o.model() != ModelKind::kRealistic) {
+    constexpr absl::string_view kOnly = "100, but with --workload-model=realistic";
+    if (o.drift_percent != 100) return BadValue("drift-percent", absl::StrCat(o.drift_percent), kOnly);
+    if (o.white_percent != 100) return BadValue("white-percent", absl::StrCat(o.white_percent), kOnly);
+  }
   return absl::OkStatus();
 }
 
@@ -285,9 +296,7 @@ RowShape Options::row_shape() const {
   return {{row_bytes, 0}};
 }
 
-ModelKind Options::model() const {
-  return workload_model == ModelName(ModelKind::kRealistic) ? ModelKind::kRealistic : ModelKind::kDrift;
-}
+ModelKind Options::model() const { return ParseModelKind(workload_model).value_or(ModelKind::kDrift); }
 
 absl::StatusOr<Options> ParseOptions(absl::Span<const char* const> arguments) {
   Options options;

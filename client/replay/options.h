@@ -52,6 +52,8 @@ struct Options {
   uint32_t top_k = 64;
   uint32_t hot_rows = 0;
   std::string workload_model;
+  uint32_t drift_percent = 100;
+  uint32_t white_percent = 100;
   // Pool.
   uint32_t pool_blocks = 0;
   uint32_t block_rows = 64;
@@ -72,6 +74,9 @@ struct Options {
   // What follows from the above.
   RowShape row_shape() const;
   ModelKind model() const;
+  ScoreNoise noise() const {
+    return {static_cast<float>(drift_percent) / 100, static_cast<float>(white_percent) / 100};
+  }
   // Layers [first, first + count) of an index group; groups differ by at most one layer.
   uint32_t GroupBegin(uint32_t group) const { return static_cast<uint32_t>(uint64_t{layers} * group / groups); }
 };

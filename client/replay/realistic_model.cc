@@ -21,27 +21,31 @@ const Normal& SharedNormal() {
 
 }  // namespace
 
-RealisticModel::RealisticModel(uint32_t max_tokens, uint64_t seed) : random_(seed), normal_(SharedNormal()) {
+RealisticModel::RealisticModel(uint32_t max_tokens, uint64_t seed, const ScoreNoise& noise)
+    : random_(seed), noise_(noise), normal_(SharedNormal()) {
   parts_.reserve(max_tokens);
   scores_.reserve(max_tokens);
   order_.reserve(max_tokens);
 }
 
 void RealisticModel::Select(uint32_t tokens, absl::Span<int32_t> entries) {
-  const float fast_step = Innovation(kFastDecay, kFastDeviation);
-  const float slow_step = Innovation(kSlowDecay, kSlowDeviation);
+  const float fast_deviation = noise_.drift * kFastDeviation;
+  const float slow_deviation = noise_.drift * kSlowDeviation;
+  const float white_deviation = noise_.white * kWhiteDeviation;
+  const float fast_step = Innovation(kFastDecay, fast_deviation);
+  const float slow_step = Innovation(kSlowDecay, slow_deviation);
   for (TokenScore& part : parts_) {
     part.fast = kFastDecay * part.fast + fast_step * normal_(random_);
     part.slow = kSlowDecay * part.slow + slow_step * normal_(random_);
   }
   while (parts_.size() < tokens) {
     const float fixed = normal_(random_);
-    const float fast = kFastDeviation * normal_(random_);
-    parts_.push_back({fixed, fast, kSlowDeviation * normal_(random_)});
+    const float fast = fast_deviation * normal_(random_);
+    parts_.push_back({fixed, fast, slow_deviation * normal_(random_)});
   }
   scores_.resize(tokens);
   for (uint32_t i = 0; i < tokens; ++i) {
-    scores_[i] = parts_[i].fixed + parts_[i].fast + parts_[i].slow + kWhiteDeviation * normal_(random_);
+    scores_[i] = parts_[i].fixed + parts_[i].fast + parts_[i].slow + white_deviation * normal_(random_);
   }
 
   const uint32_t selected = std::min(tokens, static_cast<uint32_t>(entries.size()));

@@ -10,6 +10,8 @@
 // arXiv 2608.07009). Single sequences of 16,384 tokens lie within 0.5 / 0.4 / 0.2 points of that, shorter ones farther
 // away.
 //
+// ScoreNoise scales what changes, for other miss rates: see the table in tests/bench/README.md.
+//
 // Cost: three normal numbers a token and step, and a partial sort.
 #pragma once
 
@@ -24,7 +26,7 @@ namespace stoker::replay {
 
 class RealisticModel : public WorkloadModel {
  public:
-  RealisticModel(uint32_t max_tokens, uint64_t seed);
+  RealisticModel(uint32_t max_tokens, uint64_t seed, const ScoreNoise& noise = {});
 
   void Select(uint32_t tokens, absl::Span<int32_t> entries) override;
 
@@ -36,6 +38,7 @@ class RealisticModel : public WorkloadModel {
   };
 
   Random random_;
+  const ScoreNoise noise_;
   const Normal& normal_;
   std::vector<TokenScore> parts_;
   std::vector<float> scores_;

@@ -18,11 +18,20 @@ enum class ModelKind : uint8_t {
   kRealistic,
   // A set that drifts; O(top_k) a step. See drift_model.h.
   kDrift,
+  // Nothing is hot, and everything is; O(top_k) a step. See extreme_models.h.
+  kFresh,
+  kResident,
 };
 
-// "realistic" or "drift". INVALID_ARGUMENT otherwise.
+// "realistic", "drift", "fresh" or "resident". INVALID_ARGUMENT otherwise.
 absl::StatusOr<ModelKind> ParseModelKind(absl::string_view name);
 absl::string_view ModelName(ModelKind kind);
+
+// Factors of the deviations of the realistic model's changing parts. With 0 and 0 every step selects the same tokens.
+struct ScoreNoise {
+  float drift = 1;  // of the two that go on from step to step
+  float white = 1;
+};
 
 // Selects tokens for one sequence and one index group. The same seed gives the same selection.
 class WorkloadModel {
@@ -34,8 +43,9 @@ class WorkloadModel {
   virtual void Select(uint32_t tokens, absl::Span<int32_t> entries) = 0;
 };
 
-// `top_k` is the number of entries that Select will be given, at least 1.
-std::unique_ptr<WorkloadModel> MakeWorkloadModel(ModelKind kind, uint32_t top_k, uint32_t max_tokens, uint64_t seed);
+// `top_k` is the number of entries that Select will be given, at least 1. `noise` is for kRealistic.
+std::unique_ptr<WorkloadModel> MakeWorkloadModel(ModelKind kind, uint32_t top_k, uint32_t max_tokens, uint64_t seed,
+                                                 const ScoreNoise& noise = {});
 
 // Puts the newest token among the entries of every second step, on average: in place of a random one, or of the first
 // -1.

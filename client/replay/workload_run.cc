@@ -131,8 +131,8 @@ absl::StatusOr<Workload> MakeWorkload(const Options& options) {
   workload.positions.resize(workload.steps * step_entries);
   // Row by row, so that one model at a time is in the caches.
   for (uint32_t row = 0; row < workload.rows; ++row) {
-    const auto model =
-        MakeWorkloadModel(options.model(), workload.top_k, workload.context - 1, Mix64(options.seed) + row);
+    const auto model = MakeWorkloadModel(options.model(), workload.top_k, workload.context - 1,
+                                         Mix64(options.seed) + row, options.noise());
     for (uint32_t step = 0; step < workload.steps; ++step) {
       model->Select(
           workload.context - 1,

@@ -26,19 +26,20 @@ struct Inbox {
   // Writes `value` to what is at `target` in the shared memory of another block of the cluster.
   __device__ void Send(uint32_t block, int2* target, int2 value) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.s32 [%0], {%1, %2}, [%3];" ::"r"(
-                     In(block, target)),
-                 "r"(value.x), "r"(value.y), "r"(In(block, &barrier))
-                 : "memory");
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.s32 [%0], {%1, %2}, [%3];" ::"r"(In(block, target)),
+        "r"(value.x), "r"(value.y), "r"(In(block, &barrier))
+        : "memory");
 #endif
   }
 
   // `count` values are sent to the block in all.
   __device__ void Close(uint32_t block, uint32_t count) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(In(block, &barrier)),
-                 "r"(count * static_cast<uint32_t>(sizeof(int2)))
-                 : "memory");
+    asm volatile(
+        "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(In(block, &barrier)),
+        "r"(count * static_cast<uint32_t>(sizeof(int2)))
+        : "memory");
 #endif
   }
 

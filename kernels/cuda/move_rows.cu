@@ -57,11 +57,10 @@ __global__ void __launch_bounds__(kThreads)
     }
     if (threadIdx.x == 0) CountBytes(plan.gathered_bytes, uint64_t(moved) * copy.layers.count * copy.row_bytes());
   }
-  CopyRows(piece_bytes, copy, count, blockIdx.x * kThreads + threadIdx.x, gridDim.x * kThreads,
-           [&](uint32_t i, int32_t* src_row, int32_t* dst_row) {
-             *src_row = Clip(__ldcg(pool_rows + i), limits.src_rows);
-             *dst_row = Clip(__ldcg(hot_rows + i), limits.dst_rows);
-           });
+  CopyRows(
+      piece_bytes, copy, count, blockIdx.x * kThreads + threadIdx.x, gridDim.x * kThreads,
+      [&](uint32_t i) { return Clip(__ldcg(pool_rows + i), limits.src_rows); },
+      [&](uint32_t i) { return Clip(__ldcg(hot_rows + i), limits.dst_rows); });
 }
 
 struct DensePlan {
@@ -120,10 +119,9 @@ __global__ void __launch_bounds__(kThreads)
       list_hot[at] = hot_row;
     }
     __syncthreads();
-    CopyRows(piece_bytes, copy, count, threadIdx.x, kThreads, [&](uint32_t at, int32_t* src_row, int32_t* dst_row) {
-      *src_row = list_pool[at];
-      *dst_row = list_hot[at];
-    });
+    CopyRows(
+        piece_bytes, copy, count, threadIdx.x, kThreads, [&](uint32_t at) { return list_pool[at]; },
+        [&](uint32_t at) { return list_hot[at]; });
     __syncthreads();
   }
   if (threadIdx.x == 0) CountBytes(plan.gathered_bytes, moved * copy.layers.count * copy.row_bytes());
@@ -138,22 +136,19 @@ struct TransferPlan {
 __global__ void __launch_bounds__(kThreads)
     TransferKernel(const __grid_constant__ RowCopy copy, const __grid_constant__ TransferPlan plan, int32_t count,
                    Limits limits, int piece_bytes) {
-  const auto pair_at = [&](uint32_t i, int32_t* src_row, int32_t* dst_row) {
-    *src_row = Clip(plan.src_rows[i], limits.src_rows);
-    *dst_row = *src_row < 0 ? -1 : Clip(plan.dst_rows[i], limits.dst_rows);
+  const auto source_of = [&](uint32_t i) { return Clip(__ldcg(plan.src_rows + i), limits.src_rows); };
+  const auto target_of = [&](uint32_t i) {
+    return source_of(i) < 0 ? -1 : Clip(__ldcg(plan.dst_rows + i), limits.dst_rows);
   };
   if (plan.transferred_bytes != nullptr && blockIdx.x == 0) {
     uint64_t moved = 0;
     for (int32_t begin = 0; begin < count; begin += kThreads) {
       const int32_t i = begin + static_cast<int32_t>(threadIdx.x);
-      int32_t src_row = -1;
-      int32_t dst_row = -1;
-      if (i < count) pair_at(static_cast<uint32_t>(i), &src_row, &dst_row);
-      moved += BlockCount(dst_row >= 0);
+      moved += BlockCount(i < count && target_of(static_cast<uint32_t>(i)) >= 0);
     }
     if (threadIdx.x == 0) CountBytes(plan.transferred_bytes, moved * copy.layers.count * copy.row_bytes());
   }
-  CopyRows(piece_bytes, copy, count, blockIdx.x * kThreads + threadIdx.x, gridDim.x * kThreads, pair_at);
+  CopyRows(piece_bytes, copy, count, blockIdx.x * kThreads + threadIdx.x, gridDim.x * kThreads, source_of, target_of);
 }
 
 // Calls `launch` for at most LayerPairs::kMax layers at a time.

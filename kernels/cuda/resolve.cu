@@ -1,15 +1,14 @@
 // Resolve, and resolve fused with the gather of its misses. kernels/README.md, section "Residency", is the contract.
 //
 // A cluster of blocks takes the batch rows of one state row. The first block resolves, for a single row as in
-// resolve_single.cuh and else as in resolve_union.cuh; then all blocks copy, a contiguous part of the misses each. The
-// part of a single row's list that a block needs is written right into its shared memory. One block a sequence could
-// not keep the link busy at small batches.
+// resolve_single.cuh and else as in resolve_union.cuh; the others copy. They read nothing but what the first one writes
+// into their shared memory, so that one that waits costs nothing. One block a sequence could not keep the link busy at
+// small batches, and its copies would begin when the resolve has ended.
 //
-// Bound: without misses 3 to 5 us, of which 0.6 are the launch, 1 the two trips to memory, the rest instructions of one
-// block; with misses the link. Between kernels of one stream the launch overlaps with the end of the one before.
+// Bound: without misses 3.5 to 6 us, of which 0.6 are the launch, 1 the two trips to memory, the rest instructions of
+// one block; with misses the link.
 #include <algorithm>
 #include <bit>
-#include <cstdlib>
 #include <vector>
 
 #include "kernels/cuda/launch.h"
@@ -35,156 +34,184 @@ __device__ void CountGathered(const GatherPart& gather, int32_t rows) {
   }
 }
 
-// How the blocks of a cluster share the pieces of a layer of `rows` rows: a contiguous part each.
-struct Shares {
-  __device__ Shares(const GatherPart& gather, const Cluster& cluster, int32_t rows)
-      : row_pieces(gather.row_pieces),
-        pieces(static_cast<uint32_t>(rows) * row_pieces),
-        share((pieces + cluster.blocks - 1) / cluster.blocks) {}
+// The blocks of a cluster that copy: all but the first.
+class Copiers {
+ public:
+  // What they are told.
+  struct Messages {
+    Inbox sources;
+    Inbox targets;
+  };
 
-  __device__ uint32_t Begin(uint32_t block) const { return min(block * share, pieces); }
-  // Rows of which the block copies a piece.
-  __device__ uint32_t Rows(uint32_t block) const {
-    const uint32_t begin = Begin(block), end = Begin(block + 1);
-    return begin == end ? 0 : (end - 1) / row_pieces - begin / row_pieces + 1;
+  // In the shared memory of each: first a header, whose x is the number of rows it copies, or, negative, how many batch
+  // rows (~x) have their lists in global memory; then one element a row.
+  struct Lists {
+    int2* sources;
+    int2* targets;
+  };
+
+  __device__ Copiers(const ResolveKernelArgs& args, const Cluster& cluster, char* shared, Messages* messages)
+      : gather_(args.gather),
+        cluster_(cluster),
+        reciprocal_(args.copier_reciprocal),
+        lists_{reinterpret_cast<int2*>(shared + args.single.list),
+               reinterpret_cast<int2*>(shared + args.single.second)},
+        messages_(messages) {}
+
+  __device__ void Miss(int32_t number, int32_t pool_row) const {
+    const uint32_t turn = TurnOf(number);
+    messages_->sources.Send(BlockOf(number, turn), lists_.sources + 1 + turn,
+                            make_int2(pool_row < gather_.pool_rows ? pool_row : kNone, 0));
   }
-  __device__ uint32_t FirstBlock(uint32_t row) const { return row * row_pieces / share; }
-  __device__ uint32_t LastBlock(uint32_t row) const { return ((row + 1) * row_pieces - 1) / share; }
 
-  uint32_t row_pieces;
-  uint32_t pieces;
-  uint32_t share;
+  __device__ void Misses(int32_t count) const {
+    if (!IsBlock()) return;
+    const int32_t rows = RowsOf(static_cast<int32_t>(threadIdx.x), count);
+    messages_->sources.Send(threadIdx.x, lists_.sources, make_int2(rows, 0));
+    // A copier without rows ends when the first message is there.
+    if (rows > 0) messages_->targets.Close(threadIdx.x, static_cast<uint32_t>(rows));
+    messages_->sources.Close(threadIdx.x, static_cast<uint32_t>(rows) + 1);
+  }
+
+  __device__ void Target(int32_t number, int32_t hot_row) const {
+    const uint32_t turn = TurnOf(number);
+    messages_->targets.Send(BlockOf(number, turn), lists_.targets + turn,
+                            make_int2(hot_row < gather_.hot_rows ? hot_row : kNone, 0));
+  }
+
+  // The lists of `rows` batch rows are in global memory. By all threads, behind a barrier.
+  __device__ void Union(int32_t rows) const {
+    if (!IsBlock()) return;
+    messages_->sources.Send(threadIdx.x, lists_.sources, make_int2(~rows, 0));
+    messages_->sources.Close(threadIdx.x, 1);
+  }
+
+  // What a copier does with a message. Returns the number of batch rows that it is to take from global memory.
+  __device__ int32_t Serve() const {
+    messages_->sources.AwaitClosed();
+    const int32_t rows = lists_.sources->x;
+    if (rows <= 0) return ~rows & (rows >> 31);
+    const uint32_t pieces = static_cast<uint32_t>(rows) * static_cast<uint32_t>(gather_.copy.row_bytes()) /
+                            static_cast<uint32_t>(gather_.piece_bytes);
+    CopyPieces(
+        gather_.piece_bytes, gather_.copy, threadIdx.x, pieces, kResolveThreads,
+        [this](uint32_t i) { return lists_.sources[1 + i].x; }, [this](uint32_t i) { return lists_.targets[i].x; },
+        [this] { messages_->targets.AwaitClosed(); });
+    return 0;
+  }
+
+ private:
+  __device__ bool IsBlock() const { return threadIdx.x > 0 && threadIdx.x < cluster_.blocks; }
+  __device__ uint32_t TurnOf(int32_t number) const { return static_cast<uint32_t>(number) * reciprocal_ >> 16; }
+  __device__ uint32_t BlockOf(int32_t number, uint32_t turn) const {
+    return 1 + static_cast<uint32_t>(number) - turn * (cluster_.blocks - 1);
+  }
+  __device__ int32_t RowsOf(int32_t block, int32_t count) const {
+    const int32_t copiers = static_cast<int32_t>(cluster_.blocks) - 1;
+    return static_cast<int32_t>(TurnOf(max(count + copiers - block, 0)));
+  }
+
+  const GatherPart& gather_;
+  const Cluster& cluster_;
+  const uint32_t reciprocal_;
+  const Lists lists_;
+  Messages* const messages_;
 };
 
-template <typename PairAt>
-__device__ void CopyShare(const GatherPart& gather, const Cluster& cluster, int32_t rows, PairAt pair_at) {
-  const Shares shares(gather, cluster, rows);
-  if (threadIdx.x >= gather.copy_threads) return;
-  CopyPieces(gather.piece_bytes, gather.copy, shares.Begin(cluster.rank) + threadIdx.x, shares.Begin(cluster.rank + 1),
-             gather.copy_threads, pair_at);
-}
-
-// What the first block tells the others: misses of a row that is alone, whose list they have; or, negative, how many
-// batch rows (~value) have their lists in global memory.
-__device__ void CopyList(const GatherPart& gather, const Cluster& cluster, const int2* list, int32_t misses) {
-  CopyShare(gather, cluster, misses, [list](uint32_t i, int32_t* src_row, int32_t* dst_row) {
-    const int2 pair = list[i];
-    *src_row = pair.x;
-    *dst_row = pair.y;
-  });
-}
-
-__device__ void CopyUnion(const ResolveArgs& a, const GatherPart& gather, const Cluster& cluster, int32_t first,
+// A share of the rows that the lists of batch rows [first, end) name, for block `rank` of `blocks`.
+__device__ void CopyLists(const ResolveArgs& a, const GatherPart& gather, uint32_t rank, uint32_t blocks, int32_t first,
                           int32_t end) {
   for (int32_t r = first; r < end; ++r) {
     const int32_t misses = min(max(__ldcg(a.miss_counts + r), 0), a.top_k);
-    const int64_t at = static_cast<int64_t>(r) * a.top_k;
-    const auto pair_of = [&](int32_t m) {
-      return Clipped(gather, __ldcg(a.miss_pool_rows + at + m), __ldcg(a.miss_hot_rows + at + m));
-    };
-    if (cluster.rank == 0) {
-      int32_t moved = 0;
-      for (int32_t m = static_cast<int32_t>(threadIdx.x); m < misses; m += kResolveThreads) {
-        const int2 pair = pair_of(m);
-        moved += pair.x >= 0 && pair.y >= 0;
-      }
-      __syncwarp();
-      CountGathered(gather, moved);
-    }
-    CopyShare(gather, cluster, misses, [&](uint32_t m, int32_t* src_row, int32_t* dst_row) {
-      const int2 pair = pair_of(static_cast<int32_t>(m));
-      *src_row = pair.x;
-      *dst_row = pair.y;
-    });
+    const int32_t* const pool_rows = a.miss_pool_rows + static_cast<int64_t>(r) * a.top_k;
+    const int32_t* const hot_rows = a.miss_hot_rows + static_cast<int64_t>(r) * a.top_k;
+    CopyRows(
+        gather.piece_bytes, gather.copy, misses, rank * kResolveThreads + threadIdx.x, blocks * kResolveThreads,
+        [&](uint32_t i) { return Clipped(gather, __ldcg(pool_rows + i), 0).x; },
+        [&](uint32_t i) { return Clipped(gather, 0, __ldcg(hot_rows + i)).y; });
   }
 }
 
+__device__ void CountLists(const ResolveArgs& a, const GatherPart& gather, int32_t first, int32_t end) {
+  int32_t moved = 0;
+  for (int32_t r = first; r < end; ++r) {
+    const int32_t misses = min(max(__ldcg(a.miss_counts + r), 0), a.top_k);
+    const int64_t at = static_cast<int64_t>(r) * a.top_k;
+    for (int32_t m = static_cast<int32_t>(threadIdx.x); m < misses; m += kResolveThreads) {
+      const int2 pair = Clipped(gather, __ldcg(a.miss_pool_rows + at + m), __ldcg(a.miss_hot_rows + at + m));
+      moved += pair.x >= 0 && pair.y >= 0;
+    }
+  }
+  __syncwarp();
+  CountGathered(gather, moved);
+}
+
 struct BlockState {
-  Inbox inbox;
+  Copiers::Messages messages;
   SingleState single;
   UnionState rows;
 };
 
-// kSingle false: single rows are resolved as unions too.
-template <IndexSpace kSpace, bool kOptions, bool kSingle, int kTopK, int kHotRows, bool kGather>
+// kSingle false: single rows are resolved as unions too. kTells: the cluster has blocks that copy.
+template <IndexSpace kSpace, bool kOptions, bool kSingle, int kTopK, int kHotRows, bool kGather, bool kTells>
 __global__ void __launch_bounds__(kResolveThreads) ResolveKernel(const __grid_constant__ ResolveKernelArgs args) {
   extern __shared__ __align__(16) char shared[];
   __shared__ BlockState state;
   using Single = SingleRow<kSpace, kOptions, kTopK, kHotRows>;
   const ResolveArgs& a = args.a;
-  const Cluster cluster = Cluster::Here();
-  // The message to the other blocks: what to copy, then its list.
-  int2* const message = reinterpret_cast<int2*>(shared + args.single.list);
-  int2* const list = message + 1;
-  if (kGather && cluster.blocks > 1) {
-    if (threadIdx.x == 0) state.inbox.Open();
+  const GatherPart& gather = args.gather;
+  const int32_t r = static_cast<int32_t>(blockIdx.y);
+  const Cluster cluster = kTells ? Cluster{blockIdx.x, gridDim.x} : Cluster{};
+  const Copiers copiers(args, cluster, shared, &state.messages);
+  if constexpr (kTells) {
+    if (threadIdx.x == 0) {
+      state.messages.sources.Open();
+      state.messages.targets.Open();
+    }
     cluster.Arrive();
+    if (args.starts_next_early) LetNextStart();
     if (cluster.rank > 0) {
-      LetNextStart();
-      const int32_t r = static_cast<int32_t>(blockIdx.x / cluster.blocks);
       cluster.Wait();
-      state.inbox.AwaitClosed();
-      const int32_t what = message->x;
-      if (what >= 0) {
-        CopyList(args.gather, cluster, list, what);
-      } else {
-        CopyUnion(a, args.gather, cluster, r, r + ~what);
-      }
+      const int32_t rows = copiers.Serve();
+      if (rows > 0) CopyLists(a, gather, cluster.rank - 1, cluster.blocks - 1, r, r + rows);
       return;
     }
+  } else {
+    if (args.starts_next_early) LetNextStart();
   }
-  const int32_t r = static_cast<int32_t>(blockIdx.x / cluster.blocks);
   const RowAccess<kSpace, kOptions> access(args);
-  const auto tell = [&](int32_t what, const Shares& shares) {
-    if (!kGather || threadIdx.x == 0 || threadIdx.x >= cluster.blocks) return;
-    state.inbox.Send(threadIdx.x, message, make_int2(what, 0));
-    state.inbox.Close(threadIdx.x, shares.Rows(threadIdx.x) + 1);
-  };
   Single single(args, shared, &state.single);
   if (kSingle) single.Clear();
-  LetNextStart();
   WaitForEarlier();
 
   int32_t key[Single::kEntries];
   if (kSingle) single.LoadEntries(r, key);
   int32_t before, after;
   const BatchRow row = access.Load(r, &before, &after);
+  if (kTells) cluster.Wait();
   if (row.state_row < 0 || before == row.state_row) {  // a union's first row takes it
     if (row.state_row < 0) access.EmitPadding(r);
-    if (kGather) cluster.Wait();
-    tell(0, Shares(args.gather, cluster, 0));
+    if (kTells) copiers.Misses(0);
     return;
   }
   if constexpr (kSingle) {
     if (after != row.state_row) {
+      int2* const list = reinterpret_cast<int2*>(shared + args.single.list);
       int32_t moved = 0;
-      const int32_t misses = single.Run(
-          r, row, key,
-          [&] {
-            if (kGather) cluster.Wait();
-          },
-          [&](int32_t m, int32_t total, int32_t pool_row, int32_t hot_row) {
+      const int32_t misses =
+          single.template Run<kTells>(r, row, key, copiers, [&](int32_t m, int32_t pool_row, int32_t hot_row) {
             if constexpr (kGather) {
-              const int2 pair = Clipped(args.gather, pool_row, hot_row);
+              const int2 pair = Clipped(gather, pool_row, hot_row);
               moved += pair.x >= 0 && pair.y >= 0;
-              const Shares shares(args.gather, cluster, total);
-              const uint32_t last = shares.LastBlock(static_cast<uint32_t>(m));
-              for (uint32_t b = shares.FirstBlock(static_cast<uint32_t>(m)); b <= last; ++b) {
-                if (b == 0) {
-                  list[m] = pair;
-                } else {
-                  state.inbox.Send(b, list + m, pair);
-                }
-              }
+              if (!kTells) list[m] = pair;
             }
           });
-      if constexpr (kGather) {
-        tell(misses, Shares(args.gather, cluster, misses));
-        CountGathered(args.gather, moved);
-        if (misses == 0) return;
-        __syncthreads();
-        CopyList(args.gather, cluster, list, misses);
-      }
+      if (kGather) CountGathered(gather, moved);
+      if (!kGather || kTells || misses == 0) return;
+      __syncthreads();
+      CopyRows(
+          gather.piece_bytes, gather.copy, misses, threadIdx.x, kResolveThreads,
+          [list](uint32_t i) { return list[i].x; }, [list](uint32_t i) { return list[i].y; });
       return;
     }
   }
@@ -196,18 +223,18 @@ __global__ void __launch_bounds__(kResolveThreads) ResolveKernel(const __grid_co
     return access.Load(i, &unused, &unused);
   });
   if constexpr (kGather) {
-    cluster.Wait();
-    if (cluster.blocks > 1) __threadfence();
-    __syncthreads();
-    tell(~(end - r), Shares(args.gather, cluster, 0));
-    CopyUnion(a, args.gather, cluster, r, end);
+    CountLists(a, gather, r, end);
+    if constexpr (kTells) {
+      __threadfence();
+      __syncthreads();
+      copiers.Union(end - r);
+    } else {
+      CopyLists(a, gather, 0, 1, r, end);
+    }
   }
 }
 
 using Kernel = void (*)(ResolveKernelArgs);
-
-// Blocks of one sequence. Sixteen (which a kernel must ask for) against the portable eight: see kernels/README.md.
-constexpr int kMaxCluster = 16;
 
 // Which instance a launch takes: what it can do, and for which shapes it was made.
 struct Instance {
@@ -217,32 +244,37 @@ struct Instance {
   int32_t top_k = 0;
 };
 
-template <IndexSpace kSpace, bool kGather>
+template <IndexSpace kSpace, bool kGather, bool kTells>
 Kernel ChooseKernel(const Instance& instance) {
-  if (!instance.single) return ResolveKernel<kSpace, true, false, 0, 0, kGather>;
-  if (instance.options) return ResolveKernel<kSpace, true, true, 0, 0, kGather>;
+  if (!instance.single) return ResolveKernel<kSpace, true, false, 0, 0, kGather, kTells>;
+  if (instance.options) return ResolveKernel<kSpace, true, true, 0, 0, kGather, kTells>;
   if constexpr (kSpace == IndexSpace::kPosition) {
-    if (!instance.fixed) return ResolveKernel<kSpace, false, true, 0, 0, kGather>;
-    if (instance.top_k == 2048) return ResolveKernel<kSpace, false, true, 2048, 4096, kGather>;
-    if (instance.top_k == 1024) return ResolveKernel<kSpace, false, true, 1024, 2048, kGather>;
-    return ResolveKernel<kSpace, false, true, 512, 1024, kGather>;
+    if (!instance.fixed) return ResolveKernel<kSpace, false, true, 0, 0, kGather, kTells>;
+    if (instance.top_k == 2048) return ResolveKernel<kSpace, false, true, 2048, 4096, kGather, kTells>;
+    if (instance.top_k == 1024) return ResolveKernel<kSpace, false, true, 1024, 2048, kGather, kTells>;
+    return ResolveKernel<kSpace, false, true, 512, 1024, kGather, kTells>;
   }
-  return ResolveKernel<kSpace, true, true, 0, 0, kGather>;
+  return ResolveKernel<kSpace, true, true, 0, 0, kGather, kTells>;
 }
 
-Kernel ChooseKernel(IndexSpace space, const Instance& instance, bool gather) {
-  if (space == IndexSpace::kPoolRow) {
-    return gather ? ChooseKernel<IndexSpace::kPoolRow, true>(instance)
-                  : ChooseKernel<IndexSpace::kPoolRow, false>(instance);
-  }
-  return gather ? ChooseKernel<IndexSpace::kPosition, true>(instance)
-                : ChooseKernel<IndexSpace::kPosition, false>(instance);
+// How a launch copies: not at all, each block for itself, or other blocks for the one that resolves.
+enum class Copy { kNone, kSelf, kOthers };
+
+template <IndexSpace kSpace>
+Kernel ChooseKernel(const Instance& instance, Copy copy) {
+  if (copy == Copy::kNone) return ChooseKernel<kSpace, false, false>(instance);
+  return copy == Copy::kSelf ? ChooseKernel<kSpace, true, false>(instance) : ChooseKernel<kSpace, true, true>(instance);
+}
+
+Kernel ChooseKernel(IndexSpace space, const Instance& instance, Copy copy) {
+  return space == IndexSpace::kPoolRow ? ChooseKernel<IndexSpace::kPoolRow>(instance, copy)
+                                       : ChooseKernel<IndexSpace::kPosition>(instance, copy);
 }
 
 bool HasOptions(const ResolveArgs& a) {
   return a.request_states != nullptr || a.resident_table != nullptr || a.hot_block_table != nullptr ||
          a.attention_indices != nullptr || a.resolved_pool_rows != nullptr || a.miss_mask != nullptr ||
-         a.valid_counts != nullptr;
+         a.valid_counts != nullptr || a.state_rows.is_int64 || a.lengths.is_int64;
 }
 
 Instance InstanceFor(const ResolveKernelArgs& args) {
@@ -260,8 +292,8 @@ ResolveKernelArgs MakeArgs(const ResolveArgs& a, const DeviceLimits& limits) {
   ResolveKernelArgs args;
   args.a = a;
   args.single =
-      SingleShared::Make(a.residency.hot_rows, a.top_k, a.index_space == IndexSpace::kPosition ? a.block_table_columns : 0,
-                         limits.max_shared_bytes);
+      SingleShared::Make(a.residency.hot_rows, a.top_k,
+                         a.index_space == IndexSpace::kPosition ? a.block_table_columns : 0, limits.max_shared_bytes);
   args.shared_union = UnionShared::Make(a.residency.hot_rows, a.top_k);
   const auto block_rows = static_cast<uint32_t>(a.block_rows);
   if (std::has_single_bit(block_rows)) args.block_shift = std::countr_zero(block_rows);
@@ -269,13 +301,37 @@ ResolveKernelArgs MakeArgs(const ResolveArgs& a, const DeviceLimits& limits) {
   return args;
 }
 
-cudaError_t Launch(const ResolveKernelArgs& args, bool gather, int cluster, const DeviceLimits& limits,
-                   cudaStream_t stream) {
+// Blocks of one sequence, of which all but one copy. Sixteen blocks in all keep the link busy (measurements: 16 blocks
+// 41.0 GB/s, 132 blocks 41.2); a few more make up for those that resolve. A cluster of sixteen starts 2 us later than
+// one of eight.
+constexpr int kMaxCluster = 8;
+constexpr int kTargetBlocks = 64;
+
+int ClusterSize(int32_t rows, const DeviceLimits& limits) {
+  if (!limits.clusters) return 1;
+  int cluster = 1;
+  while (cluster < kMaxCluster && rows * cluster * 2 <= kTargetBlocks) cluster *= 2;
+  // The whole batch on the device at once.
+  if (cluster == 1 && rows * 2 <= limits.multiprocessors) cluster = 2;
+  return cluster;
+}
+
+// Up to this many batch rows the next kernel of the stream may start at once. It then finds its place while this one
+// still runs, on other multiprocessors than last time: with 64 sequences that cost a third of the gather's rate
+// (address translations that are kept near a multiprocessor are lost), with 16 nothing.
+constexpr int32_t kMaxRowsForEarlyStart = 16;
+
+cudaError_t Launch(ResolveKernelArgs& args, bool gather, const DeviceLimits& limits, cudaStream_t stream) {
   const Instance instance = InstanceFor(args);
+  const int cluster = gather ? ClusterSize(args.a.rows, limits) : 1;
+  args.starts_next_early = !gather || args.a.rows <= kMaxRowsForEarlyStart;
+  if (cluster > 1)
+    args.copier_reciprocal = (65536u + static_cast<uint32_t>(cluster) - 2) / (static_cast<uint32_t>(cluster) - 1);
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(args.a.rows * cluster));
+  config.gridDim = dim3(static_cast<unsigned>(cluster), static_cast<unsigned>(args.a.rows));
   config.blockDim = dim3(kResolveThreads);
-  config.dynamicSmemBytes = static_cast<size_t>(std::max(instance.single ? args.single.bytes : 0, args.shared_union.bytes));
+  config.dynamicSmemBytes =
+      static_cast<size_t>(std::max(instance.single ? args.single.bytes : 0, args.shared_union.bytes));
   config.stream = stream;
   cudaLaunchAttribute attributes[2] = {};
   unsigned count = 0;
@@ -285,23 +341,15 @@ cudaError_t Launch(const ResolveKernelArgs& args, bool gather, int cluster, cons
     attributes[count].val.clusterDim.y = attributes[count].val.clusterDim.z = 1;
     ++count;
   }
-  if (limits.clusters && !(getenv("PDL") && atoi(getenv("PDL")) == 0)) {
+  if (limits.clusters) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count].val.programmaticStreamSerializationAllowed = 1;
     ++count;
   }
   config.attrs = attributes;
   config.numAttrs = count;
-  return cudaLaunchKernelEx(&config, ChooseKernel(args.a.index_space, instance, gather), args);
-}
-
-// As many blocks for each sequence as keep the whole batch on the device at once.
-int ClusterSize(int32_t rows, const DeviceLimits& limits) {
-  if (!limits.clusters) return 1;
-  int cluster = 1;
-  const int kmc = getenv("CL") ? atoi(getenv("CL")) : kMaxCluster;
-  while (cluster < kmc && rows * cluster * 2 <= limits.multiprocessors) cluster *= 2;
-  return cluster;
+  const Copy copy = !gather ? Copy::kNone : cluster == 1 ? Copy::kSelf : Copy::kOthers;
+  return cudaLaunchKernelEx(&config, ChooseKernel(args.a.index_space, instance, copy), args);
 }
 
 }  // namespace
@@ -311,8 +359,8 @@ cudaError_t PrepareKernels(const DeviceLimits& limits) {
   for (const int32_t top_k : {512, 1024, 2048}) instances.push_back({.single = true, .fixed = true, .top_k = top_k});
   for (const Instance& instance : instances) {
     for (const IndexSpace space : {IndexSpace::kPosition, IndexSpace::kPoolRow}) {
-      for (const bool gather : {false, true}) {
-        const Kernel kernel = ChooseKernel(space, instance, gather);
+      for (const Copy copy : {Copy::kNone, Copy::kSelf, Copy::kOthers}) {
+        const Kernel kernel = ChooseKernel(space, instance, copy);
         cudaError_t error =
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limits.max_shared_bytes);
         if (error == cudaSuccess && limits.clusters) {
@@ -327,7 +375,8 @@ cudaError_t PrepareKernels(const DeviceLimits& limits) {
 
 cudaError_t LaunchResolve(const ResolveArgs& args, const DeviceLimits& limits, cudaStream_t stream) {
   if (args.rows == 0 || args.top_k == 0) return cudaSuccess;
-  return Launch(MakeArgs(args, limits), false, 1, limits, stream);
+  ResolveKernelArgs kernel = MakeArgs(args, limits);
+  return Launch(kernel, false, limits, stream);
 }
 
 cudaError_t LaunchResolveGather(const ResolveArgs& args, const GatherCompactArgs& gather, const DeviceLimits& limits,
@@ -339,14 +388,12 @@ cudaError_t LaunchResolveGather(const ResolveArgs& args, const GatherCompactArgs
   kernel.gather.hot_rows = gather.hot_rows;
   kernel.gather.piece_bytes = PieceBytes(kernel.gather.copy);
   kernel.gather.gathered_bytes = gather.gathered_bytes;
-  kernel.gather.row_pieces = static_cast<uint32_t>(kernel.gather.copy.row_bytes() / kernel.gather.piece_bytes);
-  kernel.gather.copy_threads = getenv("CT") ? atoi(getenv("CT")) : 1024;
   const int32_t fused = std::min(gather.layer_count, LayerPairs::kMax);
   kernel.gather.copy.layers.count = fused;
   for (int32_t l = 0; l < fused; ++l) {
     kernel.gather.copy.layers.src[l] = kernel.gather.copy.layers.dst[l] = static_cast<int16_t>(gather.layers[l]);
   }
-  const cudaError_t error = Launch(kernel, true, ClusterSize(args.rows, limits), limits, stream);
+  const cudaError_t error = Launch(kernel, true, limits, stream);
   if (error != cudaSuccess || fused == gather.layer_count) return error;
   GatherCompactArgs rest = gather;
   rest.layers += fused;

@@ -20,8 +20,6 @@ struct GatherPart {
   int64_t pool_rows = 0;
   int64_t hot_rows = 0;
   int32_t piece_bytes = 0;
-  uint32_t row_pieces = 0;
-  uint32_t copy_threads = 0;  // of each block
   uint64_t* gathered_bytes = nullptr;
 };
 
@@ -31,8 +29,12 @@ struct ResolveKernelArgs {
   UnionShared shared_union;
   // log2 of block_rows, or -1: a division costs more than all other arithmetic of an entry.
   int32_t block_shift = -1;
-  // Whole blocks of the pool: only the one behind them needs a look at the rows.
+  // Whole blocks of the pool. No block above has rows, and no row of these overflows.
   uint32_t pool_blocks = 0;
+  // Whether the next kernel may start before this one has told whether it has misses: see LetNextStart.
+  bool starts_next_early = false;
+  // ceil(2^16 / (blocks of a cluster - 1)): divides numbers of misses among the blocks that copy.
+  uint32_t copier_reciprocal = 0;
   GatherPart gather;
 };
 
@@ -47,14 +49,22 @@ struct BatchRow {
   int32_t length = 0;
 };
 
+// Loads at this place: the compiler would put a load behind the branch that decides whether it is needed, and make two
+// trips to memory of one.
+__device__ inline int32_t LoadNow(const int32_t* address) {
+  int32_t value;
+  asm volatile("ld.global.cg.s32 %0, [%1];" : "=r"(value) : "l"(address));
+  return value;
+}
+__device__ inline long long LoadNow(const long long* address) {
+  long long value;
+  asm volatile("ld.global.cg.s64 %0, [%1];" : "=l"(value) : "l"(address));
+  return value;
+}
+
 // Clamped to 32 bits, which no id and no length exceeds that means anything.
 __device__ inline int32_t Clamped(long long value) {
   return static_cast<int32_t>(min(max(value, -1ll), static_cast<long long>(INT32_MAX)));
-}
-
-__device__ inline int32_t LoadInt(const IntArray& array, int32_t index) {
-  return array.is_int64 ? Clamped(__ldcg(static_cast<const long long*>(array.data) + index))
-                        : __ldcg(static_cast<const int32_t*>(array.data) + index);
 }
 
 // The batch as the kernel's arguments describe it, and the outputs of one state row.
@@ -63,22 +73,28 @@ class RowAccess {
  public:
   static constexpr bool kPosition = kSpace == IndexSpace::kPosition;
 
-  __device__ explicit RowAccess(const ResolveKernelArgs& args) : a_(args.a), shift_(args.block_shift), pool_blocks_(args.pool_blocks) {}
+  __device__ explicit RowAccess(const ResolveKernelArgs& args)
+      : a_(args.a), shift_(args.block_shift), pool_blocks_(args.pool_blocks) {}
 
   // Batch row r, and the state rows of its neighbours: kNone for padding, and where there is none. All that needs one
-  // trip to memory is asked for at once.
+  // trip to memory is asked for at once. Without options ids and lengths have 32 bits.
   __device__ BatchRow Load(int32_t r, int32_t* before, int32_t* after) const {
     const int32_t at[3] = {max(r - 1, 0), r, min(r + 1, a_.rows - 1)};
     int32_t id[3];
-    if (a_.state_rows.is_int64) {
+    int32_t length = 0;
+    if constexpr (kPosition) {
+      length = kOptions && a_.lengths.is_int64 ? Clamped(LoadNow(static_cast<const long long*>(a_.lengths.data) + r))
+                                               : LoadNow(static_cast<const int32_t*>(a_.lengths.data) + r);
+    }
+    if (kOptions && a_.state_rows.is_int64) {
 #pragma unroll
-      for (int i = 0; i < 3; ++i) id[i] = Clamped(__ldcg(static_cast<const long long*>(a_.state_rows.data) + at[i]));
+      for (int i = 0; i < 3; ++i) id[i] = Clamped(LoadNow(static_cast<const long long*>(a_.state_rows.data) + at[i]));
     } else {
 #pragma unroll
-      for (int i = 0; i < 3; ++i) id[i] = __ldcg(static_cast<const int32_t*>(a_.state_rows.data) + at[i]);
+      for (int i = 0; i < 3; ++i) id[i] = LoadNow(static_cast<const int32_t*>(a_.state_rows.data) + at[i]);
     }
     BatchRow row;
-    if (kPosition) row.length = max(LoadInt(a_.lengths, r), 0);
+    row.length = max(length, 0);
     const int32_t real = a_.real_rows == nullptr ? a_.rows : min(__ldcg(a_.real_rows), a_.rows);
     row.table_row = id[1];
     row.state_row = r < real ? StateRowOf(id[1]) : kNone;
@@ -105,10 +121,10 @@ class RowAccess {
 
   // Pool row of row `rest` of the block that a block table gave.
   __device__ int32_t PoolRow(int32_t block, uint32_t rest) const {
-    if (block == a_.null_block) return kNone;
     const uint32_t row = static_cast<uint32_t>(block) * static_cast<uint32_t>(a_.block_rows) + rest;
-    if (static_cast<uint32_t>(block) < pool_blocks_) return static_cast<int32_t>(row);
-    return static_cast<uint32_t>(block) == pool_blocks_ && row < a_.pool_rows ? static_cast<int32_t>(row) : kNone;
+    const bool exists = static_cast<uint32_t>(block) <= pool_blocks_ && block != a_.null_block &&
+                        row < static_cast<uint32_t>(a_.pool_rows);
+    return exists ? static_cast<int32_t>(row) : kNone;
   }
 
   __device__ int32_t PoolRowOf(const BatchRow& row, int32_t position) const {
@@ -146,8 +162,8 @@ class RowAccess {
     if (logical > INT32_MAX) return kNone;
     const uint32_t column = static_cast<uint32_t>(logical) / static_cast<uint32_t>(a_.hot_block_rows);
     if (column >= a_.hot_block_stride) return kNone;
-    return PagedRow(__ldcg(a_.hot_block_table + int64_t{row.table_row} * a_.hot_block_stride + column), a_.hot_block_rows,
-                    static_cast<uint32_t>(logical) % static_cast<uint32_t>(a_.hot_block_rows), kNone,
+    return PagedRow(__ldcg(a_.hot_block_table + int64_t{row.table_row} * a_.hot_block_stride + column),
+                    a_.hot_block_rows, static_cast<uint32_t>(logical) % static_cast<uint32_t>(a_.hot_block_rows), kNone,
                     int64_t{INT32_MAX} + 1);
   }
 

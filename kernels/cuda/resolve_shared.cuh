@@ -35,14 +35,14 @@ struct SingleShared {
   static constexpr int32_t kMinIndexBits = 13;
   static constexpr int32_t kSecondBits = 13;
 
-  int32_t keys = 0;    // i32 [n]: key in each slot
-  int32_t flags = 0;   // u32 [n]: whether the slot was hit, then whether it stands in the order
-  int32_t table = 0;   // i32 [columns]: the row's block table, as far as it is kept here
-  int32_t list = 0;    // i32 [k + 1][2]: number of the misses; pool row and hot row of those that this block copies
+  int32_t keys = 0;     // i32 [n]: key in each slot
+  int32_t flags = 0;    // u32 [n]: whether the slot was hit, then whether it stands in the order
+  int32_t table = 0;    // i32 [columns]: the row's block table, as far as it is kept here
+  int32_t list = 0;     // i32 [k + 1][2]: number of the misses; pool row and hot row of those that this block copies
   int32_t victims = 0;  // i16 [k]: slot of each miss
-  int32_t first = 0;   // u16 [1 << index_bits]: index of the slots, first level
-  int32_t second = 0;  // u16 [1 << kSecondBits]: its second level, and work space of the rare paths
-  int32_t rest = 0;    // u16 [n]: slots that neither level holds; shares the list's place
+  int32_t first = 0;    // u16 [1 << index_bits]: index of the slots, first level
+  int32_t second = 0;   // u16 [1 << kSecondBits]: its second level, and work space of the rare paths
+  int32_t rest = 0;     // u16 [n]: slots that neither level holds; shares the list's place
   int32_t bytes = 0;
   int32_t columns = 0;
   int32_t index_bits = 0;

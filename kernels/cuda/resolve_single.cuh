@@ -1,14 +1,16 @@
 // Resolve of one batch row that is alone in its state row: the usual case, and the one that is made fast.
 //
-// One block resolves; the other blocks of its cluster wait for their part of the miss list and copy. Everything that
-// depends on global memory is two trips deep (batch, then state), and the state is read whole and in order: random
-// loads of single values cost a block more than reading all of it. Then, between barriers:
+// One block resolves; the other blocks of its cluster copy. They are told twice: which pool rows are missing as soon as
+// that is known, so that their reads are under way, and where each goes at the end. Everything that depends on global
+// memory is two trips deep (batch, then state), and the state is read whole and in order: random loads of single values
+// cost a block more than reading all of it. Then, between barriers:
 //   1. slots into the index;
-//   2. entries look up their slots; hits set the flags of theirs, the others leave their number in the index;
-//   3. the order: which of its slots are stale, and whether it is a permutation; of entries with one key, who is first;
-//   4. ranks, from one scan of both counts; victims into shared memory, the order into global memory;
-//   5. misses take the victims.
-// A step without misses ends after 4 and writes nothing but the outputs and those places of the order that change.
+//   2. entries look up their slots;
+//   3. hits set the flags of theirs, misses leave their number in the index and are told;
+//   4. the order: which of its slots are stale, and whether it is a permutation; of entries with one key, who is first;
+//   5. ranks, from one scan of both counts; victims into shared memory, the order into global memory;
+//   6. misses take the victims.
+// A step without misses ends after 5 and writes nothing but the outputs and those places of the order that change.
 //
 // Instructions limit it, not memory: at 1,024 threads an instruction of each takes 8 cycles. Hence the packed counts,
 // ballots instead of scans, and instances for common shapes and for batches without optional inputs and outputs.
@@ -28,7 +30,8 @@ struct SingleState {
   int32_t repairs;
   int32_t corrupt;
   int32_t valid;
-  int32_t late[2];  // duplicates and invalid entries that step 5 found
+  int32_t told;     // misses that the other blocks know of
+  int32_t late[2];  // duplicates and invalid entries that step 6 found
 };
 
 // kTopK and kHotRows: the shape, or 0 for what the arguments say.
@@ -42,6 +45,7 @@ class SingleRow {
   static constexpr int kEntries = (kMaxTopK + kResolveThreads - 1) / kResolveThreads;
   static constexpr int kPlaces = (kMaxHotRows + kResolveThreads - 1) / kResolveThreads;
   static constexpr int kQuads = (kPlaces + 3) / 4;
+  static constexpr bool kPowerOfTwo = kHotRows > 0 && (kHotRows & (kHotRows - 1)) == 0;
 
   __device__ SingleRow(const ResolveKernelArgs& args, char* shared, SingleState* state)
       : args_(args),
@@ -59,35 +63,46 @@ class SingleRow {
       if (HasSlot(SlotsOf(q))) *reinterpret_cast<uint4*>(flags_ + SlotsOf(q)) = make_uint4(0, 0, 0, 0);
     }
     if (threadIdx.x == 0) {
-      state_->rest_count = state_->repairs = state_->corrupt = state_->valid = 0;
+      state_->rest_count = state_->repairs = state_->corrupt = state_->valid = state_->told = 0;
       state_->late[0] = state_->late[1] = 0;
     }
   }
 
   __device__ void LoadEntries(int32_t r, int32_t (&key)[kEntries]) const {
-    const int32_t* const entries = a_.entries + r * a_.entry_stride;
+    const int32_t* const entries = a_.entries + r * a_.entry_stride + EntryOf(0);
 #pragma unroll
-    for (int j = 0; j < kEntries; ++j) key[j] = HasEntry(EntryOf(j)) ? __ldcg(entries + EntryOf(j)) : kNone;
+    for (int j = 0; j < kEntries; ++j) key[j] = HasEntry(EntryOf(j)) ? LoadNow(entries + 32 * j) : kNone;
   }
 
-  // Resolves batch row r. Push(m, misses, pool row, hot row) gets miss m of those that got a slot. All threads call
-  // `ready` once, before the first of them. Returns their number.
-  template <typename Ready, typename Push>
-  __device__ int32_t Run(int32_t r, const BatchRow& row, const int32_t (&key)[kEntries], Ready ready, Push push) {
+  // Resolves batch row r. `copiers` are the other blocks; with kTells:
+  //   copiers.Miss(number, pool row)     every entry that wants a slot has a number, from 0 on,
+  //   copiers.Misses(count)              how many there are, by all threads, when all are told;
+  //   copiers.Target(number, hot row)    where it goes, or -1.
+  // Take(m, pool row, hot row) gets miss m of those that got a slot. Returns their number.
+  template <bool kTells, typename Copiers, typename Take>
+  __device__ int32_t Run(int32_t r, const BatchRow& row, const int32_t (&key)[kEntries], const Copiers& copiers,
+                         Take take) {
     int32_t* const slot_key = a_.residency.slot_key + static_cast<int64_t>(row.state_row) * n();
     int16_t* const global_lru = a_.residency.lru + static_cast<int64_t>(row.state_row) * n();
     const SlotIndex index(args_.single, shared_, &state_->rest_count, n(),
                           kPosition && row.length <= 1 << args_.single.index_bits);
 
     int16_t lru[kPlaces];
-    const int32_t columns = LoadState(row, slot_key, global_lru, index, lru);
+    uint16_t* place[kEntries];
     int32_t slot[kEntries];
-    FindSlots(index, key, slot);
+    const int32_t columns = LoadState(row, slot_key, global_lru, index, key, lru, place, slot);
 
     int32_t pool_row[kEntries];
     int32_t valid = 0;
-    const uint32_t outcomes = Classify(r, row, columns, index, key, slot, pool_row, &valid);
-    __syncthreads();
+    const uint32_t outcomes = Classify(r, row, columns, key, place, slot, pool_row, &valid);
+    bool wants = false;
+#pragma unroll
+    for (int j = 0; j < kEntries; ++j) wants |= slot[j] == kPending;
+    int32_t number[kEntries];
+    if constexpr (kTells) TellMisses(slot, pool_row, copiers, number);
+    const bool any = __syncthreads_or(wants);
+    if constexpr (kTells) copiers.Misses(any ? state_->told : 0);
+    if (!any) LetNextStart();  // nothing will be copied: see kMaxRowsForEarlyStart
 
     unsigned stale[kPlaces];
     const bool corrupt = MarkOrder(lru, stale);
@@ -98,16 +113,16 @@ class SingleRow {
       first[j] = kNone;
       if (slot[j] != kPending) continue;
       first[j] = EntryOf(j);
-      contest |= *index.First(key[j]) != (kMark | first[j]);
+      contest |= *place[j] != (kMark | first[j]);
     }
-    PublishRanks(stale, first, outcomes);
+    PublishRanks(any, stale, first, outcomes);
     bool contested = false;
     if (__syncthreads_or(corrupt || contest)) {
       if (corrupt) state_->corrupt = 1;
       contested = __syncthreads_or(contest);
       if (state_->corrupt != 0) Repair(lru, stale);
       if (contested) FindFirsts(key, first);
-      PublishRanks(stale, first, outcomes);
+      PublishRanks(any, stale, first, outcomes);
       __syncthreads();
     }
 
@@ -118,11 +133,17 @@ class SingleRow {
     const int32_t pending = static_cast<int32_t>(total >> 16);
     const int32_t misses = min(pending, stale_total);
     WriteOrder(lru, stale, static_cast<int32_t>(before & 0xffff), stale_total, misses, global_lru);
-    ready();
     if (pending > 0) {
       __syncthreads();
-      TakeVictims(r, row, static_cast<int32_t>(before >> 16), misses, contested, key, first, pool_row, slot_key, push,
-                  &valid);
+      int32_t target[kEntries];
+      TakeVictims(r, row, static_cast<int32_t>(before >> 16), misses, contested, key, first, pool_row, slot_key, take,
+                  target, &valid);
+      if constexpr (kTells) {
+#pragma unroll
+        for (int j = 0; j < kEntries; ++j) {
+          if (slot[j] == kPending) copiers.Target(number[j], target[j]);
+        }
+      }
     }
     PublishCounts(r, n() - stale_total, misses, pending > misses || contested, valid);
     return misses;
@@ -146,7 +167,9 @@ class SingleRow {
   __device__ int32_t k() const { return kTopK > 0 ? kTopK : a_.top_k; }
   __device__ bool HasEntry(int32_t i) const { return (kTopK > 0 && kTopK % kResolveThreads == 0) || i < k(); }
   __device__ bool HasPlace(int32_t p) const { return (kHotRows > 0 && kHotRows % kResolveThreads == 0) || p < n(); }
-  __device__ bool HasSlot(int32_t s) const { return (kHotRows > 0 && kHotRows % (4 * kResolveThreads) == 0) || s < n(); }
+  __device__ bool HasSlot(int32_t s) const {
+    return (kHotRows > 0 && kHotRows % (4 * kResolveThreads) == 0) || s < n();
+  }
 
   __device__ static int32_t EntryOf(int j) {
     return (static_cast<int32_t>(threadIdx.x / 32) * kEntries + j) * 32 + static_cast<int32_t>(threadIdx.x % 32);
@@ -164,63 +187,67 @@ class SingleRow {
     return reinterpret_cast<T*>(shared_ + offset);
   }
 
-  // Brings keys, order and block table over and writes the index. Returns the columns of the table that are in shared
-  // memory. Ends with a barrier.
+  // Brings keys, order and block table over, builds the index and looks the entries up: place of each in the index, and
+  // slot. Returns the columns of the table that are in shared memory. Ends with a barrier, behind which misses may
+  // leave marks in the index.
   __device__ int32_t LoadState(const BatchRow& row, const int32_t* slot_key, const int16_t* global_lru,
-                               const SlotIndex& index, int16_t (&lru)[kPlaces]) {
+                               const SlotIndex& index, const int32_t (&key)[kEntries], int16_t (&lru)[kPlaces],
+                               uint16_t* (&place)[kEntries], int32_t (&slot)[kEntries]) {
     int4 quad[kQuads];
+    const int4* const quads = reinterpret_cast<const int4*>(slot_key) + threadIdx.x;
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {
-      const int32_t s = SlotsOf(q);
-      quad[q] = HasSlot(s) ? __ldcg(reinterpret_cast<const int4*>(slot_key + s)) : make_int4(kNone, kNone, kNone, kNone);
+      quad[q] = HasSlot(SlotsOf(q)) ? __ldcg(quads + q * kResolveThreads) : make_int4(kNone, kNone, kNone, kNone);
     }
+    const int16_t* const places = global_lru + PlaceOf(0);
 #pragma unroll
-    for (int j = 0; j < kPlaces; ++j) lru[j] = HasPlace(PlaceOf(j)) ? __ldcg(global_lru + PlaceOf(j)) : int16_t{kNone};
+    for (int j = 0; j < kPlaces; ++j) lru[j] = HasPlace(PlaceOf(j)) ? __ldcg(places + 32 * j) : int16_t{kNone};
     int32_t columns = 0;
     if constexpr (kPosition) {
       columns = min(access_.TableColumns(row.table_row), args_.single.columns);
       columns = min(columns, static_cast<int32_t>(access_.BlockOf(static_cast<uint32_t>(row.length))) + 1);
-      const int32_t* const table = access_.Table(row.table_row);
+      const int32_t* const table = access_.Table(row.table_row) + threadIdx.x;
 #pragma unroll
       for (int c = 0; c < SingleShared::kMaxColumns; c += kResolveThreads) {
-        const int32_t column = c + static_cast<int32_t>(threadIdx.x);
-        if (column < columns) Part<int32_t>(args_.single.table)[column] = __ldcg(table + column);
+        if (c + static_cast<int32_t>(threadIdx.x) < columns) {
+          Part<int32_t>(args_.single.table)[c + threadIdx.x] = __ldcg(table + c);
+        }
       }
     }
+#pragma unroll
+    for (int j = 0; j < kEntries; ++j) place[j] = index.First(key[j]);
+    uint16_t* held[kQuads][4];
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {
       const int32_t s = SlotsOf(q);
       if (!HasSlot(s)) continue;
       *reinterpret_cast<int4*>(keys_ + s) = quad[q];
-      const int32_t held[4] = {quad[q].x, quad[q].y, quad[q].z, quad[q].w};
+      const int32_t keys[4] = {quad[q].x, quad[q].y, quad[q].z, quad[q].w};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        if (held[j] >= 0) index.Write(s + j, held[j]);
+        held[q][j] = index.First(keys[j]);
+        *held[q][j] = static_cast<uint16_t>(s + j);
       }
     }
     __syncthreads();
-    return columns;
-  }
-
-  // Slot of each entry. Ends with a barrier, behind which misses may leave marks in the index.
-  __device__ void FindSlots(const SlotIndex& index, const int32_t (&key)[kEntries], int32_t (&slot)[kEntries]) {
     bool lost = false;
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {
       const int32_t s = SlotsOf(q);
       if (!HasSlot(s)) continue;
-      const int4 quad = *reinterpret_cast<const int4*>(keys_ + s);
-      const int32_t held[4] = {quad.x, quad.y, quad.z, quad.w};
+      const int32_t keys[4] = {quad[q].x, quad[q].y, quad[q].z, quad[q].w};
 #pragma unroll
-      for (int j = 0; j < 4; ++j) lost |= held[j] >= 0 && index.Lost(s + j, held[j]);
+      for (int j = 0; j < 4; ++j) lost |= *held[q][j] != s + j && keys[j] >= 0;
     }
 #pragma unroll
-    for (int j = 0; j < kEntries; ++j) slot[j] = key[j] >= 0 ? index.FindFirst(key[j]) : kNone;
-    if (!__syncthreads_or(lost)) return;
-    FinishIndex(index);
+    for (int j = 0; j < kEntries; ++j) slot[j] = index.FindFirst(place[j], key[j]);
+    if (__syncthreads_or(lost)) {
+      FinishIndex(index);
 #pragma unroll
-    for (int j = 0; j < kEntries; ++j) slot[j] = key[j] >= 0 ? index.Find(key[j]) : kNone;
-    __syncthreads();
+      for (int j = 0; j < kEntries; ++j) slot[j] = key[j] >= 0 ? index.Find(key[j]) : kNone;
+      __syncthreads();
+    }
+    return columns;
   }
 
   // Rare with positions below the index's places, usual beyond. Ends with a barrier.
@@ -252,9 +279,9 @@ class SingleRow {
   }
 
   // Outcomes of all entries but misses. Entries that want a slot get kPending, and leave their number in the index.
-  __device__ uint32_t Classify(int32_t r, const BatchRow& row, int32_t columns, const SlotIndex& index,
-                               const int32_t (&key)[kEntries], int32_t (&slot)[kEntries], int32_t (&pool_row)[kEntries],
-                               int32_t* valid) {
+  __device__ uint32_t Classify(int32_t r, const BatchRow& row, int32_t columns, const int32_t (&key)[kEntries],
+                               uint16_t* const (&place)[kEntries], int32_t (&slot)[kEntries],
+                               int32_t (&pool_row)[kEntries], int32_t* valid) {
     const int32_t newest_key = kPosition ? row.length - 1 : access_.NewestPoolRow(r);
     uint32_t outcomes = 0;
 #pragma unroll
@@ -285,7 +312,7 @@ class SingleRow {
           hot_row = access_.PhysicalRow(row, slot[j]);
           outcome = 1u << kFoundShift;
         } else {
-          *index.First(key[j]) = static_cast<uint16_t>(kMark | i);
+          *place[j] = static_cast<uint16_t>(kMark | i);
           slot[j] = kPending;
           continue;
         }
@@ -301,29 +328,60 @@ class SingleRow {
     return outcomes;
   }
 
+  // Numbers the misses in any order, and tells them.
+  template <typename Copiers>
+  __device__ void TellMisses(const int32_t (&slot)[kEntries], const int32_t (&pool_row)[kEntries],
+                             const Copiers& copiers, int32_t (&number)[kEntries]) {
+    unsigned wanted[kEntries];
+    int32_t count = 0;
+#pragma unroll
+    for (int j = 0; j < kEntries; ++j) {
+      wanted[j] = __ballot_sync(~0u, slot[j] == kPending);
+      count += __popc(wanted[j]);
+    }
+    if (count == 0) return;
+    int32_t base = 0;
+    if (threadIdx.x % 32 == 0) base = atomicAdd(&state_->told, count);
+    base = __shfl_sync(~0u, base, 0);
+#pragma unroll
+    for (int j = 0; j < kEntries; ++j) {
+      number[j] = base + __popc(wanted[j] & LanesBelow());
+      base += __popc(wanted[j]);
+      if (slot[j] == kPending) copiers.Miss(number[j], pool_row[j]);
+    }
+  }
+
   // Which of this warp's places hold stale slots, by ballot. Returns whether the thread saw the order broken.
   __device__ bool MarkOrder(const int16_t (&lru)[kPlaces], unsigned (&stale)[kPlaces]) {
-    bool corrupt = false;
+    uint32_t slots = 0;
+    uint32_t seen = 0;
 #pragma unroll
     for (int j = 0; j < kPlaces; ++j) {
       uint32_t flag = kHit;
       if (HasPlace(PlaceOf(j))) {
         const uint32_t slot = static_cast<uint16_t>(lru[j]);
-        flag = kSeen;
-        if (slot < static_cast<uint32_t>(n())) flag = atomicOr(flags_ + slot, kSeen);
-        corrupt |= flag >= kSeen;
+        if constexpr (kPowerOfTwo) {
+          slots |= slot;
+          flag = atomicOr(flags_ + (slot & (kHotRows - 1)), kSeen);
+        } else {
+          flag = slot < static_cast<uint32_t>(n()) ? atomicOr(flags_ + slot, kSeen) : kSeen;
+        }
+        seen |= flag;
       }
       stale[j] = __ballot_sync(~0u, flag == 0);
     }
-    return corrupt;
+    return seen >= kSeen || (kPowerOfTwo && slots >= kHotRows);
   }
 
   // Counts of each warp: stale slots, and misses in the upper half; and outcomes.
-  __device__ void PublishRanks(const unsigned (&stale)[kPlaces], const int32_t (&first)[kEntries], uint32_t outcomes) {
+  __device__ void PublishRanks(bool any, const unsigned (&stale)[kPlaces], const int32_t (&first)[kEntries],
+                               uint32_t outcomes) {
     uint32_t count = 0;
+    if (any) {
 #pragma unroll
-    for (int j = 0; j < kEntries; ++j) {
-      count += static_cast<uint32_t>(__popc(__ballot_sync(~0u, first[j] == EntryOf(j))));
+      for (int j = 0; j < kEntries; ++j) {
+        count += static_cast<uint32_t>(__popc(__ballot_sync(~0u, first[j] == EntryOf(j))));
+      }
     }
     count <<= 16;
 #pragma unroll
@@ -400,6 +458,7 @@ class SingleRow {
                              int32_t stale_total, int32_t misses, int16_t* global_lru) {
     // A repaired order is not what global memory holds, so it is written whole.
     const bool repaired = state_->repairs > 0;
+    const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
 #pragma unroll
     for (int j = 0; j < kPlaces; ++j) {
       const int32_t p = PlaceOf(j);
@@ -407,7 +466,7 @@ class SingleRow {
       before += __popc(stale[j]);
       if (!HasPlace(p)) continue;
       int32_t to = stale_total + p - rank;
-      if (stale[j] >> (threadIdx.x % 32) & 1) {
+      if (stale[j] >> lane & 1) {
         to = rank - misses;
         if (to < 0) {
           Part<int16_t>(args_.single.victims)[rank] = lru[j];
@@ -418,11 +477,12 @@ class SingleRow {
     }
   }
 
-  // Behind a barrier.
-  template <typename Push>
+  // Behind a barrier. Gives the hot rows of the entries that take a victim themselves.
+  template <typename Take>
   __device__ void TakeVictims(int32_t r, const BatchRow& row, int32_t before, int32_t misses, bool contested,
                               const int32_t (&key)[kEntries], const int32_t (&first)[kEntries],
-                              const int32_t (&pool_row)[kEntries], int32_t* slot_key, Push push, int32_t* valid) {
+                              const int32_t (&pool_row)[kEntries], int32_t* slot_key, Take take,
+                              int32_t (&target)[kEntries], int32_t* valid) {
     int16_t* const slots = Part<int16_t>(args_.single.second);  // of the entries, where repeats want them
     int32_t evictions = 0;
     int32_t invalid = 0;
@@ -430,6 +490,7 @@ class SingleRow {
     for (int j = 0; j < kEntries; ++j) {
       const int32_t i = EntryOf(j);
       const bool wants = first[j] == i;
+      target[j] = kNone;
       const unsigned ballot = __ballot_sync(~0u, wants);
       const int32_t m = before + __popc(ballot & LanesBelow());
       before += __popc(ballot);
@@ -438,7 +499,8 @@ class SingleRow {
       if (m < misses) {
         slot = Part<int16_t>(args_.single.victims)[m];
         const int32_t hot_row = access_.PhysicalRow(row, slot);
-        push(m, misses, pool_row[j], hot_row);
+        target[j] = hot_row;
+        take(m, pool_row[j], hot_row);
         evictions += keys_[slot] >= 0;
         slot_key[slot] = key[j];
         access_.Emit(r, i, hot_row, pool_row[j], 1);

@@ -4,7 +4,8 @@
 //   1. every row: its keys into a table, the slot of each from one look at all slots; hits are marked in a bitmap;
 //   2. the LRU order once: with the number of hits known, one scan over "stale or hit" gives every slot its new place
 //      and every stale slot its rank;
-//   3. every row again, in order: all outcomes; its first entry of a key with miss rank m takes the stale slot of rank m.
+//   3. every row again, in order: all outcomes; its first entry of a key with miss rank m takes the stale slot of rank
+//   m.
 //
 // Invariants: as in cpu/resolve.cc. Every value read from residency, entries and tables is read once and checked.
 #pragma once
@@ -239,8 +240,7 @@ class RowUnion {
   // the number of misses that got one. Ends with a barrier.
   __device__ int32_t Assign(int32_t r, const BatchRow& row, int32_t taken) {
     const int lane = threadIdx.x % 32;
-    const int32_t misses =
-        min(state_->totals[UnionState::kPending], state_->totals[UnionState::kStaleTotal] - taken);
+    const int32_t misses = min(state_->totals[UnionState::kPending], state_->totals[UnionState::kStaleTotal] - taken);
     int32_t counts[kOutcomes] = {};
     int32_t valid = 0;
     int32_t evictions = 0;

@@ -105,67 +105,75 @@ __device__ inline uint4 Zero(uint4) { return make_uint4(0, 0, 0, 0); }
 
 inline constexpr int kInFlight = 4;
 
-// Copies pieces [first, end) of every layer, of which this thread takes first, first + stride, ... PairAt(i, &src_row,
-// &dst_row) gives pair i: a negative destination row is skipped, a negative source row is zero-filled.
-template <int kBytes, typename PairAt>
-__device__ void CopyPieces(const RowCopy& copy, uint32_t first, uint32_t end, uint32_t stride, PairAt pair_at) {
+// Copies pieces [first, end) of every layer, of which this thread takes first, first + stride, ... SourceOf(i) and
+// TargetOf(i) give the rows of pair i: a negative target is skipped, a negative source is zero-filled. `ready` is
+// called between the first reads and the first TargetOf, by every thread that calls this, once.
+template <int kBytes, typename SourceOf, typename TargetOf, typename Ready>
+__device__ void CopyPieces(const RowCopy& copy, uint32_t first, uint32_t end, uint32_t stride, SourceOf source_of,
+                           TargetOf target_of, Ready ready) {
   using Piece = typename PieceOf<kBytes>::Type;
   const uint32_t row_pieces = static_cast<uint32_t>(copy.row_bytes()) / kBytes;
   const uint32_t part0_pieces = static_cast<uint32_t>(copy.part_bytes[0]) / kBytes;
+  bool is_ready = false;
   for (int32_t l = 0; l < copy.layers.count; ++l) {
     const char* const src = copy.src.base + copy.layers.src[l] * copy.src.layer_stride;
     char* const dst = copy.dst.base + copy.layers.dst[l] * copy.dst.layer_stride;
     for (uint32_t c = first; c < end; c += stride * kInFlight) {
       Piece piece[kInFlight];
-      char* to[kInFlight];
+      uint32_t pair[kInFlight];
+      uint32_t v[kInFlight];
 #pragma unroll
       for (int k = 0; k < kInFlight; ++k) {
         const uint32_t at = c + k * stride;
-        to[k] = nullptr;
         if (at >= end) continue;
-        const uint32_t i = at / row_pieces;
-        uint32_t v = at % row_pieces;
-        int32_t src_row, dst_row;
-        pair_at(i, &src_row, &dst_row);
-        if (dst_row < 0) continue;
-        const int part = v >= part0_pieces;
-        if (part) v -= part0_pieces;
-        to[k] = dst + copy.dst.Offset(part, static_cast<uint32_t>(dst_row)) + v * kBytes;
+        pair[k] = at / row_pieces;
+        v[k] = at % row_pieces;
+        const int32_t src_row = source_of(pair[k]);
         if (src_row < 0) {
           piece[k] = Zero(piece[k]);
-        } else {
-          piece[k] = __ldcg(
-              reinterpret_cast<const Piece*>(src + copy.src.Offset(part, static_cast<uint32_t>(src_row)) + v * kBytes));
+          continue;
         }
+        const int part = v[k] >= part0_pieces;
+        const char* const from =
+            src + copy.src.Offset(part, static_cast<uint32_t>(src_row)) + (v[k] - (part ? part0_pieces : 0)) * kBytes;
+        piece[k] = __ldcg(reinterpret_cast<const Piece*>(from));
       }
+      if (!is_ready) ready();
+      is_ready = true;
 #pragma unroll
       for (int k = 0; k < kInFlight; ++k) {
-        if (to[k] != nullptr) __stcg(reinterpret_cast<Piece*>(to[k]), piece[k]);
+        if (c + k * stride >= end) continue;
+        const int32_t dst_row = target_of(pair[k]);
+        if (dst_row < 0) continue;
+        const int part = v[k] >= part0_pieces;
+        char* const to =
+            dst + copy.dst.Offset(part, static_cast<uint32_t>(dst_row)) + (v[k] - (part ? part0_pieces : 0)) * kBytes;
+        __stcg(reinterpret_cast<Piece*>(to), piece[k]);
       }
     }
   }
+  if (!is_ready) ready();
 }
 
 // The copy for the piece size that a launcher found.
-template <typename PairAt>
+template <typename SourceOf, typename TargetOf, typename Ready>
 __device__ void CopyPieces(int piece_bytes, const RowCopy& copy, uint32_t first, uint32_t end, uint32_t stride,
-                           PairAt pair_at) {
+                           SourceOf source_of, TargetOf target_of, Ready ready) {
   if (piece_bytes == 16) {
-    CopyPieces<16>(copy, first, end, stride, pair_at);
+    CopyPieces<16>(copy, first, end, stride, source_of, target_of, ready);
   } else if (piece_bytes == 8) {
-    CopyPieces<8>(copy, first, end, stride, pair_at);
+    CopyPieces<8>(copy, first, end, stride, source_of, target_of, ready);
   } else {
-    CopyPieces<4>(copy, first, end, stride, pair_at);
+    CopyPieces<4>(copy, first, end, stride, source_of, target_of, ready);
   }
 }
 
 // All pieces of pairs 0 <= i < rows.
-template <typename PairAt>
+template <typename SourceOf, typename TargetOf>
 __device__ void CopyRows(int piece_bytes, const RowCopy& copy, int32_t rows, uint32_t first, uint32_t stride,
-                         PairAt pair_at) {
-  CopyPieces(piece_bytes, copy, first,
-             static_cast<uint32_t>(rows) * (static_cast<uint32_t>(copy.row_bytes()) / static_cast<uint32_t>(piece_bytes)),
-             stride, pair_at);
+                         SourceOf source_of, TargetOf target_of) {
+  const uint32_t row_pieces = static_cast<uint32_t>(copy.row_bytes()) / static_cast<uint32_t>(piece_bytes);
+  CopyPieces(piece_bytes, copy, first, static_cast<uint32_t>(rows) * row_pieces, stride, source_of, target_of, [] {});
 }
 
 #endif  // __CUDACC__

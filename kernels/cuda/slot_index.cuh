@@ -1,11 +1,11 @@
 // Which slot holds a key: an index that a block builds in shared memory from the slots' keys, for one resolve.
 //
 // A slot writes its number to the place of its key, without looking: of several slots with one place any wins. Those
-// that lost find out by reading back, and go to a second level with another hash, and from there to a list. A place that
-// nobody wrote holds anything, so nothing is cleared: whoever reads a place compares the slot's key. With positions
-// below the number of places a key is its own place, nothing is lost, and the index costs one write and one read a slot
-// and one read an entry. Against a map of all positions in device memory: 3.8 to 4.2 us for 2,048 entries of one
-// sequence, 5.3 to 6.2 for 128 (H200, everything hot), and no device memory.
+// that lost find out by reading back, and go to a second level with another hash, and from there to a list. A place
+// that nobody wrote holds anything, so nothing is cleared: whoever reads a place compares the slot's key. With
+// positions below the number of places a key is its own place, nothing is lost, and the index costs one write and one
+// read a slot and one read an entry. Against a map of all positions in device memory: 3.8 to 4.2 us for 2,048 entries
+// of one sequence, 5.3 to 6.2 for 128 (H200, everything hot), and no device memory.
 //
 // All functions are called by all threads of a block; a barrier stands between two steps.
 #pragma once
@@ -29,17 +29,13 @@ class SlotIndex {
         multiplier_(identity ? 1u << (32 - layout.index_bits) : kFibonacci),
         bits_(layout.index_bits) {}
 
-  // Place of a key in the first level. Misses may leave a mark there once all keys have been looked up.
+  // Place of a key in the first level. Step 1: every slot writes its number there (one without a key may, too). Step 2:
+  // a slot with a key that finds another number there has lost. Misses may leave a mark once all keys have been looked
+  // up.
   __device__ uint16_t* First(int32_t key) const { return first_ + Hash(key, multiplier_, bits_); }
 
-  // Step 1: every slot that holds a key.
-  __device__ void Write(int32_t slot, int32_t key) const { *First(key) = static_cast<uint16_t>(slot); }
-
-  // Step 2: whether any slot needs steps 3 and 4.
-  __device__ bool Lost(int32_t slot, int32_t key) const { return *First(key) != slot; }
-
-  // What FindFirst returns is final when no slot has lost.
-  __device__ int32_t FindFirst(int32_t key) const { return Checked(*First(key), key); }
+  // Slot of the key whose place is `first`, or -1; final when no slot has lost. The key must not be negative.
+  __device__ int32_t FindFirst(const uint16_t* first, int32_t key) const { return Checked(*first, key); }
 
   // Step 3. Of slots with one key (which only a corrupt residency has) the lowest counts.
   __device__ void WriteSecond(int32_t slot, int32_t key) const {
@@ -65,7 +61,7 @@ class SlotIndex {
   }
 
   __device__ int32_t Find(int32_t key) const {
-    int32_t slot = FindFirst(key);
+    int32_t slot = FindFirst(First(key), key);
     if (slot < 0) slot = Checked(*Second(key), key);
     if (slot >= 0) return slot;
     const int32_t count = *rest_count_;

@@ -1,6 +1,6 @@
 // stoker-gpu-bench: steps of a workload file through the CUDA kernels, timed as the peers' bench times the seeds'.
 //
-//   stoker-gpu-bench WORKLOAD [--pool-gib N] [--gather-rates]
+//   stoker-gpu-bench [--pool-gib N] [--gather-rates] WORKLOAD...
 //
 // The state is reset; one pass over all steps warms it; then five passes, each one CUDA graph of all steps; the median
 // pass divided by the steps is us_per_step. misses_per_step is counted over the timed passes. Every gathered row of the
@@ -59,16 +59,25 @@ Workload ReadWorkload(const char* path) {
   return w;
 }
 
-template <typename T>
-T* Device(const std::vector<T>& values) {
-  T* memory;
-  CHECK_CUDA(cudaMalloc(reinterpret_cast<void**>(&memory), values.size() * sizeof(T)));
-  CHECK_CUDA(cudaMemcpy(memory, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
-  return memory;
+// Pinned memory that is kept from workload to workload: to pin it takes longer than to time them.
+char* PoolMemory(size_t bytes) {
+  static char* kept = nullptr;
+  static size_t kept_bytes = 0;
+  if (bytes > kept_bytes) {
+    if (kept != nullptr) CHECK_CUDA(cudaFreeHost(kept));
+    CHECK_CUDA(cudaHostAlloc(reinterpret_cast<void**>(&kept), bytes, cudaHostAllocMapped));
+    kept_bytes = bytes;
+  }
+  return kept;
 }
 
 class WorkloadBench {
  public:
+  ~WorkloadBench() {
+    for (void* const memory : memory_) CHECK_CUDA(cudaFree(memory));
+    CHECK_CUDA(cudaStreamDestroy(stream_));
+  }
+
   WorkloadBench(const Workload& workload, int64_t pool_gib) : w_(workload) {
     cudaDeviceProp properties{};
     CHECK_CUDA(cudaGetDeviceProperties(&properties, 0));
@@ -82,8 +91,7 @@ class WorkloadBench {
     int64_t spread = std::max<int64_t>(w_.context, (pool_gib << 30) / row_bytes / w_.rows);
     spread = (spread + kBlockRows - 1) / kBlockRows * kBlockRows;
     pool_rows_ = spread * w_.rows;
-    CHECK_CUDA(cudaHostAlloc(reinterpret_cast<void**>(&pool_), static_cast<size_t>(pool_rows_ * row_bytes),
-                             cudaHostAllocMapped));
+    pool_ = PoolMemory(static_cast<size_t>(pool_rows_ * row_bytes));
     for (int64_t r = 0; r < pool_rows_; ++r) {
       int32_t* words = reinterpret_cast<int32_t*>(pool_ + r * row_bytes);
       words[0] = static_cast<int32_t>(r);
@@ -93,6 +101,7 @@ class WorkloadBench {
     const int64_t newest = (hot_rows + kBlockRows - 1) / kBlockRows * kBlockRows;
     region_ = newest + kBlockRows;
     CHECK_CUDA(cudaMalloc(reinterpret_cast<void**>(&hot_), static_cast<size_t>(w_.rows * region_ * row_bytes)));
+    memory_.push_back(hot_);
 
     const int64_t columns = (w_.context + kBlockRows - 1) / kBlockRows;
     std::vector<int32_t> table(static_cast<size_t>(w_.rows * columns)), ids(w_.rows),
@@ -206,13 +215,20 @@ class WorkloadBench {
             "\"us\": %.2f, \"gb_per_s\": %.2f}\n",
             static_cast<long long>(rows), sorted ? "true" : "false", w_.row_bytes, PoolGib(), us,
             static_cast<double>(rows) * w_.row_bytes / us / 1e3);
-        CHECK_CUDA(cudaFree(device_pool));
-        CHECK_CUDA(cudaFree(device_hot));
       }
     }
   }
 
  private:
+  template <typename T>
+  T* Device(const std::vector<T>& values) {
+    T* memory;
+    CHECK_CUDA(cudaMalloc(reinterpret_cast<void**>(&memory), values.size() * sizeof(T)));
+    CHECK_CUDA(cudaMemcpy(memory, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+    memory_.push_back(memory);
+    return memory;
+  }
+
   double PoolGib() const { return static_cast<double>(pool_rows_) * w_.row_bytes / (1 << 30); }
 
   const ResolveArgs& At(uint32_t step) {
@@ -284,6 +300,7 @@ class WorkloadBench {
   const Workload& w_;
   DeviceLimits limits_;
   cudaStream_t stream_ = nullptr;
+  std::vector<void*> memory_;
   int64_t pool_rows_ = 0;
   int64_t region_ = 0;
   char* pool_ = nullptr;
@@ -302,26 +319,28 @@ class WorkloadBench {
 int main(int argc, char** argv) {
   int64_t pool_gib = 0;
   bool gather_rates = false;
-  const char* path = nullptr;
+  std::vector<const char*> paths;
+  bool usage = false;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--pool-gib") == 0 && i + 1 < argc) {
       pool_gib = std::atoll(argv[++i]);
     } else if (std::strcmp(argv[i], "--gather-rates") == 0) {
       gather_rates = true;
-    } else if (argv[i][0] != '-' && path == nullptr) {
-      path = argv[i];
+    } else if (argv[i][0] != '-') {
+      paths.push_back(argv[i]);
     } else {
-      path = nullptr;
-      break;
+      usage = true;
     }
   }
-  if (path == nullptr) {
-    std::fprintf(stderr, "usage: stoker-gpu-bench WORKLOAD [--pool-gib N] [--gather-rates]\n");
+  if (usage || paths.empty()) {
+    std::fprintf(stderr, "usage: stoker-gpu-bench [--pool-gib N] [--gather-rates] WORKLOAD...\n");
     return 2;
   }
-  const stoker::kernels::cuda::Workload workload = stoker::kernels::cuda::ReadWorkload(path);
-  stoker::kernels::cuda::WorkloadBench bench(workload, pool_gib);
-  bench.Run();
-  if (gather_rates) bench.GatherRates();
+  for (const char* const path : paths) {
+    const stoker::kernels::cuda::Workload workload = stoker::kernels::cuda::ReadWorkload(path);
+    stoker::kernels::cuda::WorkloadBench bench(workload, pool_gib);
+    bench.Run();
+    if (gather_rates) bench.GatherRates();
+  }
   return 0;
 }

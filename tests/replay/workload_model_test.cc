@@ -44,12 +44,16 @@ TEST(NormalTest, MomentsAndTails) {
 TEST(WorkloadModelTest, Names) {
   EXPECT_EQ(*ParseModelKind("realistic"), ModelKind::kRealistic);
   EXPECT_EQ(*ParseModelKind("drift"), ModelKind::kDrift);
+  EXPECT_EQ(*ParseModelKind("fresh"), ModelKind::kFresh);
+  EXPECT_EQ(*ParseModelKind("resident"), ModelKind::kResident);
   EXPECT_THAT(std::string(ParseModelKind("x").status().message()),
-              ::testing::HasSubstr("\"x\" is not a workload model; it must be realistic or drift"));
+              ::testing::HasSubstr("\"x\" is not a workload model; it must be realistic, drift, fresh or resident"));
 }
 
 class EachModelTest : public ::testing::TestWithParam<ModelKind> {};
-INSTANTIATE_TEST_SUITE_P(Models, EachModelTest, ::testing::Values(ModelKind::kRealistic, ModelKind::kDrift),
+INSTANTIATE_TEST_SUITE_P(Models, EachModelTest,
+                         ::testing::Values(ModelKind::kRealistic, ModelKind::kDrift, ModelKind::kFresh,
+                                           ModelKind::kResident),
                          [](const auto& parameter) { return std::string(ModelName(parameter.param)); });
 
 TEST_P(EachModelTest, EntriesAreDistinctAndInRangeWhileASequenceGrows) {
@@ -102,11 +106,12 @@ TEST_P(EachModelTest, OrderIsNotByPosition) {
 
 // Miss rates in percent of an LRU of 1x, 2x and 4x top_k rows over 140 steps, behind 20 steps that fill it. (From cold,
 // the first misses of every row would add 0.5, 0.9 and 1.5 points.)
-std::vector<double> MissRates(ModelKind kind, uint32_t tokens, uint32_t top_k, uint32_t sequences, uint64_t seed) {
+std::vector<double> MissRates(ModelKind kind, uint32_t tokens, uint32_t top_k, uint32_t sequences, uint64_t seed,
+                              const ScoreNoise& noise = {}) {
   constexpr uint32_t kFillSteps = 20, kSteps = 140;
   uint64_t misses[3] = {};
   for (uint32_t s = 0; s < sequences; ++s) {
-    const auto model = MakeWorkloadModel(kind, top_k, tokens, seed + s);
+    const auto model = MakeWorkloadModel(kind, top_k, tokens, seed + s, noise);
     LruSimulator lru[3] = {{top_k, tokens}, {2 * top_k, tokens}, {4 * top_k, tokens}};
     std::vector<int32_t> entries(top_k);
     for (uint32_t step = 0; step < kFillSteps + kSteps; ++step) {
@@ -146,6 +151,27 @@ TEST(RealisticModelTest, MissRatesHoldForOtherSizesOfTheSameRatio) {
     EXPECT_NEAR(rates[1], 13.3, 0.6);
     EXPECT_NEAR(rates[2], 6.9, 0.6);
   }
+}
+
+TEST(RealisticModelTest, NoiseSetsTheMissRate) {
+  const auto rate = [](float drift, float white) {
+    return MissRates(ModelKind::kRealistic, 16384, 512, 4, 42, {drift, white})[1];
+  };
+  EXPECT_EQ(rate(0, 0), 0);
+  EXPECT_NEAR(rate(0.1F, 1), 2, 0.5);
+  EXPECT_NEAR(rate(0.65F, 0.65F), 7, 1);
+  EXPECT_NEAR(rate(1, 2.9F), 30, 1.5);
+}
+
+TEST(FreshModelTest, NothingIsEverHot) {
+  for (const double rate : MissRates(ModelKind::kFresh, 16384, 512, 2, 42)) EXPECT_EQ(rate, 100);
+}
+
+TEST(ResidentModelTest, EverythingFitsIntoTwiceTopK) {
+  const auto rates = MissRates(ModelKind::kResident, 16384, 512, 2, 42);
+  EXPECT_GT(rates[0], 30);
+  EXPECT_EQ(rates[1], 0);
+  EXPECT_EQ(rates[2], 0);
 }
 
 TEST(DriftModelTest, HitsReturnsAndMisses) {

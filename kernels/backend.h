@@ -67,7 +67,11 @@ struct PoolProgress {
   std::string_view reason;  // why it is not made of what is preferred, or empty
 };
 
+class Backend;
+
 struct PoolOptions {
+  // Other backends, of the same kind, that must reach the pool as well.
+  std::vector<const Backend*> peers;
   // Faults all pages in before the pool is handed out. A backend that pins does so in any case.
   bool populate = false;
   // Called before and after each piece of work, from several threads, one at a time. In a phase done_bytes begin with

@@ -71,7 +71,9 @@ class CudaBackend final : public Backend {
 
   absl::StatusOr<std::unique_ptr<Buffer>> AllocatePool(size_t bytes, const PoolOptions& options) override {
     const CurrentDevice current(device_);
-    return AllocatePinnedPool(pool_driver_, &bank_, {device_}, bytes, options);
+    std::vector<int> devices = {device_};
+    for (const Backend* peer : options.peers) devices.push_back(static_cast<const CudaBackend*>(peer)->device_);
+    return AllocatePinnedPool(pool_driver_, &bank_, devices, bytes, options);
   }
 
   absl::StatusOr<std::unique_ptr<Buffer>> AllocateShared(size_t bytes) override {

@@ -305,8 +305,8 @@ void PreferNode(const PoolDriver& driver, int device, const Buffer& memory) {
 }  // namespace
 
 PoolPlan PlanNumaPool(size_t bytes) {
-  // The driver makes one allocation at a time. 16 GiB, in one: 3.2 s; in 16: 3.6 s, on 8 threads 3.4 s, on 16 threads
-  // 3.5 to 4.9 s. The chunks are for progress and for a stop.
+  // The driver seems to make one allocation at a time. 16 GiB on an H200's machine, in one: 3.2 s; in 16: 3.6 s, on 8
+  // threads 3.4 s, on 16 threads 3.5 to 4.9 s. The chunks are for progress and for a stop.
   PoolPlan plan;
   plan.chunk_bytes = std::max(kChunkBytes, RoundUp((bytes + kMaxParts - 1) / kMaxParts, kChunkBytes));
   return plan;

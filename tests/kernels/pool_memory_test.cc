@@ -20,6 +20,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/available_memory.h"
 #include "tests/kernels/fake_root.h"
 
 namespace stoker::kernels::cuda {
@@ -317,6 +318,18 @@ TEST_F(PoolMemoryTest, FallsBackWithAReason) {
     }
     EXPECT_TRUE(broken.AllGivenBack());
   }
+}
+
+// Where the machine has reserved pages they are taken; where only the figures say so, the kernel refuses them.
+TEST_F(PoolMemoryTest, PrefersHugePagesToOtherSharedMemory) {
+  root_.Write("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "3000000\n");
+  driver_.supported = 0;
+  const bool reserved = ReadFreeHugePageBytes() >= kBytes + 2 * kMiB;
+  const auto pool = Best();
+  ASSERT_TRUE(pool.ok()) << pool.status();
+  EXPECT_EQ(memory_, reserved ? "registered shared memory, 2 MiB pages" : "registered shared memory");
+  for (size_t i = 0; i < kBytes; ++i) ASSERT_EQ((*pool)->data()[i], std::byte{0});
+  EXPECT_EQ((*pool)->exported().parts[0].bytes, reserved ? 10 * kMiB : kBytes);
 }
 
 TEST_F(PoolMemoryTest, AStopIsNoReasonToFallBack) {

@@ -178,17 +178,19 @@ core::Registry::PoolEvents Daemon::PoolEvents() {
 void Daemon::OnPoolsMade(const absl::Status& status) {
   {
     absl::MutexLock lock(&mutex_);
-    // What a stop has ended is no failure.
+    // What a stop has ended is no failure; and from then on the members come to their end.
     if (stopping_) return;
     failure_ = status;
-    if (status.ok()) SetServing(true);
+    if (status.ok()) {
+      SetServing(true);
+      Log::Info("serving", {{"version", Version()},
+                            {"device", registry_->device()},
+                            {"socket", config_.socket_path()},
+                            {"tcp_port", tcp_port_},
+                            {"boot_epoch", registry_->epoch()}});
+    }
   }
-  if (!status.ok()) return tell_failed_();
-  Log::Info("serving", {{"version", Version()},
-                        {"device", registry_->device()},
-                        {"socket", config_.socket_path()},
-                        {"tcp_port", tcp_port_},
-                        {"boot_epoch", registry_->epoch()}});
+  if (!status.ok()) tell_failed_();
 }
 
 absl::Status Daemon::failure() const {

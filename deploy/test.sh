@@ -40,7 +40,7 @@ sanitize() {
   shift
   local tests=(block_allocator_test pool_model_test pool_spec_test pool_test pool_threads_test pool_trace_test
     pool_write_test prefix_index_test kernels_checks_test kernels_resolve_test kernels_rows_test kernels_streams_test
-    descriptor_socket_test listen_socket_test log_test metrics_test config_test "$@")
+    descriptor_socket_test listen_socket_test log_test metrics_test pool_meter_test config_test "$@")
   cmake --preset "$preset"
   cmake --build --preset "$preset" --parallel "$jobs" --target stokerd "${tests[@]}"
   local pattern

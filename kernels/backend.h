@@ -9,8 +9,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string_view>
+#include <vector>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
@@ -23,14 +25,59 @@
 
 namespace stoker::kernels {
 
+// How another process maps a buffer's memory.
+struct ExportedMemory {
+  enum class Kind : uint8_t {
+    kNone = 0,
+    kFile = 1,            // a file to mmap
+    kCudaAllocation = 2,  // allocations to import with cuMemImportFromShareableHandle
+  };
+  struct Part {
+    int descriptor = -1;  // owned by the buffer; cannot be shrunk or grown
+    size_t bytes = 0;     // of the mapping: a whole number of pages
+  };
+  Kind kind = Kind::kNone;
+  std::vector<Part> parts;  // they lie one behind the other
+};
+
 // Owns memory. Freed by the destructor, which must not run before the work that uses it is done.
 class Buffer {
  public:
   virtual ~Buffer() = default;
   virtual std::byte* data() const = 0;
   virtual size_t bytes() const = 0;
-  // Descriptor by which another process maps the memory, or -1. Owned by the buffer. It cannot be shrunk or grown.
+  // Descriptor of the file in which the memory is, or -1: of memory that is one file. Owned by the buffer. It cannot be
+  // shrunk or grown.
   virtual int descriptor() const { return -1; }
+  // All of it for another process, for as long as the buffer lives.
+  virtual ExportedMemory exported() const { return {}; }
+};
+
+// What the making of a pool is at.
+enum class PoolPhase : uint8_t {
+  kFault = 0,  // pages are found and zeroed
+  kPin = 1,    // and made known to the devices
+};
+
+struct PoolProgress {
+  PoolPhase phase = PoolPhase::kFault;
+  size_t done_bytes = 0;  // of the phase
+  size_t total_bytes = 0;
+  std::string_view memory;  // what the pool is made of, for people
+  std::string_view reason;  // why it is not made of what is preferred, or empty
+};
+
+class Backend;
+
+struct PoolOptions {
+  // Other backends, of the same kind, that must reach the pool as well.
+  std::vector<const Backend*> peers;
+  // Faults all pages in before the pool is handed out. A backend that pins does so in any case.
+  bool populate = false;
+  // Called before and after each piece of work, from several threads, one at a time. In a phase done_bytes begin with
+  // 0, only grow and end with total_bytes; when a kind of memory cannot be had after all, all begins anew with the next
+  // kind. False ends the allocation with CANCELLED.
+  std::function<bool(const PoolProgress&)> progress;
 };
 
 // A point in a stream's work.
@@ -89,8 +136,9 @@ class Backend {
   // Whether operations reach pageable host memory, so that bytes of a message need no copy to be read or written.
   virtual bool reaches_pageable_memory() const { return true; }
   // Zeroed host memory for a pool, which the device reads and writes. RESOURCE_EXHAUSTED names asked and available
-  // bytes.
-  virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocatePool(size_t bytes) = 0;
+  // bytes and the limit.
+  virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocatePool(size_t bytes, const PoolOptions& options) = 0;
+  absl::StatusOr<std::unique_ptr<Buffer>> AllocatePool(size_t bytes) { return AllocatePool(bytes, PoolOptions()); }
   // Zeroed device memory that a client can map.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocateShared(size_t bytes) = 0;
   // Zeroed device memory that no client can map.

@@ -9,13 +9,14 @@
 #include <grpcpp/ext/channelz_service_plugin.h>
 #endif
 
+#include <algorithm>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "server/engine/engine.h"
@@ -65,6 +66,7 @@ core::RegistryLimits LimitsOf(const DaemonConfig& config) {
   limits.sequence_retention = absl::Milliseconds(config.sequence_retention_ms());
   limits.drain_grace = absl::Milliseconds(config.drain_grace_ms());
   limits.pool_pressure_percent = config.pool_pressure_percent();
+  limits.populate_pools = config.populate_pools();
   return limits;
 }
 
@@ -74,6 +76,7 @@ PoolMetrics MetricsOf(const core::PoolEntry& entry) {
   PoolMetrics metrics;
   metrics.pool = entry.pool.spec().name;
   metrics.capacity_bytes = static_cast<uint64_t>(entry.bytes);
+  metrics.populated_bytes = static_cast<uint64_t>(entry.populated_bytes);
   metrics.free_blocks = static_cast<uint64_t>(counters.free_blocks.load());
   metrics.referenced_blocks = static_cast<uint64_t>(counters.referenced_blocks.load());
   metrics.cached_blocks = static_cast<uint64_t>(counters.cached_blocks.load());
@@ -103,18 +106,25 @@ PoolMetrics MetricsOf(const core::PoolEntry& entry) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonConfig& config) {
-  std::unique_ptr<Daemon> daemon(new Daemon(config));
-  if (absl::Status status = daemon->Initialize(); !status.ok()) return status;
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonConfig& config, std::function<void()> failed,
+                                                      const MakeBackends& make_backends) {
+  std::unique_ptr<Daemon> daemon(new Daemon(config, std::move(failed)));
+  if (absl::Status status = daemon->Initialize(make_backends); !status.ok()) return status;
   return daemon;
 }
 
-absl::Status Daemon::Initialize() {
-  backend_ = kernels::cpu::MakeCpuBackend(static_cast<int>(config_.cpu_threads()));
-  engine_ = engine::MakeEngine(backend_.get());
+absl::Status Daemon::Initialize(const MakeBackends& make_backends) {
+  if (make_backends != nullptr) {
+    absl::StatusOr<std::vector<std::unique_ptr<kernels::Backend>>> backends = make_backends();
+    if (!backends.ok()) return backends.status();
+    backends_ = *std::move(backends);
+  } else {
+    backends_.push_back(kernels::cpu::MakeCpuBackend(static_cast<int>(config_.cpu_threads())));
+  }
+  engine_ = engine::MakeEngine(backends_[0].get());
   metrics_ = std::make_unique<Metrics>([this] { return Snapshot(); });
-  registry_ =
-      std::make_unique<core::Registry>(engine_.get(), LimitsOf(config_), NewEpoch(), [] { return absl::Now(); });
+  registry_ = std::make_unique<core::Registry>(
+      engine_.get(), LimitsOf(config_), NewEpoch(), [] { return absl::Now(); }, PoolEvents());
   service_.registry = registry_.get();
   service_.metrics = metrics_.get();
   service_.version = Version();
@@ -127,40 +137,65 @@ absl::Status Daemon::Initialize() {
     listen_socket_ = *std::move(socket);
     service_.descriptor_path = listen_socket_->descriptor_path();
   }
-  if (absl::Status status = CreatePools(); !status.ok()) return status;
+  std::vector<core::PoolSpec> pools;
+  for (const v1::PoolSpec& pool : config_.pool()) pools.push_back(rpc::FromProto(pool));
+  if (absl::Status status = registry_->Expect(std::move(pools)); !status.ok()) return status;
   if (!config_.metrics_address().empty()) {
     if (absl::Status status = metrics_->Serve(config_.metrics_address()); !status.ok()) return status;
     Log::Info("metrics", {{"address", config_.metrics_address()}, {"port", metrics_->port()}});
   }
   if (absl::Status status = Listen(); !status.ok()) return status;
-  SetServing(true);
-  Log::Info("serving", {{"version", Version()},
-                        {"device", registry_->device()},
-                        {"socket", config_.socket_path()},
-                        {"tcp_port", tcp_port_},
-                        {"boot_epoch", registry_->epoch()}});
+  Log::Info("listening", {{"socket", config_.socket_path()}, {"tcp_port", tcp_port_}, {"pools", config_.pool_size()}});
+  registry_->CreateExpected([this](const absl::Status& status) { OnPoolsMade(status); });
   return absl::OkStatus();
 }
 
-absl::Status Daemon::CreatePools() {
-  for (const v1::PoolSpec& pool : config_.pool()) {
-    const absl::Time begin = absl::Now();
-    absl::Notification created;
-    absl::StatusOr<core::PoolDescription> result;
-    registry_->CreatePool(rpc::FromProto(pool), [&](absl::StatusOr<core::PoolDescription> description) {
-      result = std::move(description);
-      created.Notify();
-    });
-    created.WaitForNotification();
-    if (!result.ok()) {
-      return absl::Status(result.status().code(), absl::StrCat("pool ", pool.name(), ": ", result.status().message()));
+core::Registry::PoolEvents Daemon::PoolEvents() {
+  core::Registry::PoolEvents events;
+  events.progress = [this](const std::string& pool, const core::PoolProgress& progress) {
+    const std::optional<PoolMeter::Line> line = pool_meter_.Observe(pool, progress);
+    if (!line.has_value()) return;
+    Log::Info("pool is being populated", {{"pool", pool},
+                                          {"phase", line->phase},
+                                          {"bytes", line->bytes},
+                                          {"total_bytes", line->total_bytes},
+                                          {"percent", line->percent},
+                                          {"gb_per_second", line->gb_per_second}});
+  };
+  events.created = [this](const core::PoolDescription& pool) {
+    const PoolMeter::Summary summary = pool_meter_.Finish(pool.spec.name);
+    Log::Info("pool created", {{"pool", pool.spec.name},
+                               {"bytes", pool.bytes},
+                               {"blocks", pool.spec.blocks},
+                               {"fault_seconds", summary.fault_seconds},
+                               {"pin_seconds", summary.pin_seconds},
+                               {"memory", summary.memory},
+                               {"reason", summary.reason}});
+  };
+  return events;
+}
+
+void Daemon::OnPoolsMade(const absl::Status& status) {
+  {
+    absl::MutexLock lock(&mutex_);
+    // What a stop has ended is no failure; and from then on the members come to their end.
+    if (stopping_) return;
+    failure_ = status;
+    if (status.ok()) {
+      SetServing(true);
+      Log::Info("serving", {{"version", Version()},
+                            {"device", registry_->device()},
+                            {"socket", config_.socket_path()},
+                            {"tcp_port", tcp_port_},
+                            {"boot_epoch", registry_->epoch()}});
     }
-    Log::Info("pool created", {{"pool", result->spec.name},
-                               {"bytes", result->bytes},
-                               {"blocks", result->spec.blocks},
-                               {"seconds", absl::ToDoubleSeconds(absl::Now() - begin)}});
   }
-  return absl::OkStatus();
+  if (!status.ok()) tell_failed_();
+}
+
+absl::Status Daemon::failure() const {
+  absl::MutexLock lock(&mutex_);
+  return failure_;
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> Daemon::TcpCredentials() const {
@@ -274,7 +309,13 @@ void Daemon::AwaitFreed() {
 void Daemon::Stop() {
   if (server_ == nullptr) return;
   Log::Info("draining", {{"sessions", registry_->Usage().sessions}, {"drain_grace_ms", config_.drain_grace_ms()}});
-  SetServing(false);
+  {
+    // OnPoolsMade says "serving" under this lock, or not at all.
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+    SetServing(false);
+  }
+  registry_->StopPopulating();
   registry_->Drain();
   AwaitQuiet();
   for (const std::shared_ptr<core::Session>& session : registry_->Sessions()) {
@@ -288,6 +329,11 @@ void Daemon::Stop() {
 }
 
 Daemon::~Daemon() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  if (registry_ != nullptr) registry_->StopPopulating();
   if (server_ != nullptr) {
     server_->Shutdown(std::chrono::system_clock::now());
     server_->Wait();
@@ -309,7 +355,18 @@ MetricsSnapshot Daemon::Snapshot() const {
   snapshot.hot_bytes = static_cast<uint64_t>(registry_->Usage().hot_bytes);
   snapshot.max_hot_bytes = static_cast<uint64_t>(config_.max_hot_bytes());
   snapshot.max_pool_bytes = static_cast<uint64_t>(config_.max_pool_bytes());
+  // In this order, so that a pool that is finished in between is not missing; and not there twice.
+  const std::vector<core::PoolInTheMaking> in_the_making = registry_->PoolsInTheMaking();
   for (const std::shared_ptr<core::PoolEntry>& entry : registry_->Pools()) snapshot.pools.push_back(MetricsOf(*entry));
+  const size_t made = snapshot.pools.size();
+  for (const core::PoolInTheMaking& pool : in_the_making) {
+    const auto same = [&](const PoolMetrics& other) { return other.pool == pool.name; };
+    if (std::any_of(snapshot.pools.begin(), snapshot.pools.begin() + static_cast<ptrdiff_t>(made), same)) continue;
+    PoolMetrics& metrics = snapshot.pools.emplace_back();
+    metrics.pool = pool.name;
+    metrics.capacity_bytes = static_cast<uint64_t>(pool.bytes);
+    metrics.populated_bytes = static_cast<uint64_t>(pool.populated_bytes);
+  }
   for (const std::shared_ptr<core::Session>& session : registry_->Sessions()) {
     SessionMetrics metrics;
     metrics.session = session->spec().name.empty() ? absl::StrCat(session->id().value) : session->spec().name;

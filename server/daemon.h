@@ -1,20 +1,27 @@
 // stokerd as an object: starts everything in order, serves until told to stop, and stops in the reverse order.
 //
-// Start: backend, engine, registry, lock of the socket path, pools of the configuration, metrics, descriptor socket,
-// gRPC, health "serving". Stop: health "not serving", drain (no new session or pool; attached engines are told),
-// running work up to the grace time, sessions, gRPC, descriptor socket, metrics, pools.
+// Start: backend, engine, registry, lock of the socket path, metrics, descriptor socket, gRPC. From then on it lives:
+// scrapes, health ("not serving") and GetStatus are answered, while the pools of the configuration are made in the
+// background, which can take minutes; then health says "serving". Stop: health "not serving", no more making of pools,
+// drain (no new session or pool; attached engines are told), running work up to the grace time, sessions, gRPC,
+// descriptor socket, metrics, pools.
 //
-// Thread safety: one thread, that which starts and stops it.
+// Thread safety: one thread, that which starts and stops it; failure() is for any thread.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/impl/service_type.h>
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "kernels/backend.h"
 #include "server/config.h"
@@ -22,14 +29,20 @@
 #include "server/descriptor_socket.h"
 #include "server/listen_socket.h"
 #include "server/metrics.h"
+#include "server/pool_meter.h"
 #include "server/rpc/call.h"
 
 namespace stoker::server {
 
 class Daemon {
  public:
+  // Makes a backend for each device; tests give their own.
+  using MakeBackends = std::function<absl::StatusOr<std::vector<std::unique_ptr<kernels::Backend>>>()>;
+
   // `config` must have passed ValidateConfig and ResolveAutomaticValues. The status names what could not be had.
-  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const DaemonConfig& config);
+  // `failed` is called, on any thread, when failure() is no longer OK.
+  static absl::StatusOr<std::unique_ptr<Daemon>> Start(
+      const DaemonConfig& config, std::function<void()> failed = [] {}, const MakeBackends& make_backends = nullptr);
   // Stops, without a grace time, when Stop was not called.
   ~Daemon();
   Daemon(const Daemon&) = delete;
@@ -38,16 +51,23 @@ class Daemon {
   // Drains and stops. Returns within drain_grace_ms and a bounded time for what has to be torn down.
   void Stop();
 
+  // Why a pool of the configuration could not be made: the daemon will never serve, and is to be stopped.
+  absl::Status failure() const;
+
   // Port of tcp_address, 0 without one; and that of metrics.
   int tcp_port() const { return tcp_port_; }
   int metrics_port() const { return metrics_ == nullptr ? 0 : metrics_->port(); }
   core::Registry& registry() { return *registry_; }
 
  private:
-  explicit Daemon(const DaemonConfig& config) : config_(config) {}
+  Daemon(const DaemonConfig& config, std::function<void()> failed)
+      : config_(config), tell_failed_(std::move(failed)), pool_meter_([] { return absl::Now(); }, kPoolLogPeriod) {}
 
-  absl::Status Initialize();
-  absl::Status CreatePools();
+  absl::Status Initialize(const MakeBackends& make_backends);
+  // How the registry tells of pools that are made.
+  core::Registry::PoolEvents PoolEvents();
+  // The end of the making of the configuration's pools.
+  void OnPoolsMade(const absl::Status& status);
   absl::Status Listen();
   absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> TcpCredentials() const;
   void SetServing(bool serving);
@@ -58,9 +78,16 @@ class Daemon {
   void AwaitFreed();
   MetricsSnapshot Snapshot() const;
 
+  static constexpr absl::Duration kPoolLogPeriod = absl::Seconds(3);
+
   const DaemonConfig config_;
+  const std::function<void()> tell_failed_;
+  mutable absl::Mutex mutex_;
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  PoolMeter pool_meter_;
   rpc::ServiceContext service_;
-  std::unique_ptr<kernels::Backend> backend_;
+  std::vector<std::unique_ptr<kernels::Backend>> backends_;
   std::unique_ptr<core::Engine> engine_;
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<core::Registry> registry_;

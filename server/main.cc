@@ -3,6 +3,7 @@
 #include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <cstdio>
 
@@ -15,11 +16,15 @@ namespace {
 
 using stoker::server::Log;
 
-// All threads inherit the mask, so the signals come to Await alone.
+// How the daemon tells the main thread that it failed after its start.
+constexpr int kFailedSignal = SIGUSR1;
+
+// All threads inherit the mask, so the signals come to sigwait alone.
 void BlockStopSignals(sigset_t* set) {
   sigemptyset(set);
   sigaddset(set, SIGTERM);
   sigaddset(set, SIGINT);
+  sigaddset(set, kFailedSignal);
   pthread_sigmask(SIG_BLOCK, set, nullptr);
   signal(SIGPIPE, SIG_IGN);
 }
@@ -52,15 +57,24 @@ int main(int argc, char** argv) {
   Log::Start(*stoker::server::ParseLogLevel(config.log_level()), *stoker::server::ParseLogFormat(config.log_format()));
   sigset_t stop_signals;
   BlockStopSignals(&stop_signals);
-  absl::StatusOr<std::unique_ptr<stoker::server::Daemon>> daemon = stoker::server::Daemon::Start(config);
+  absl::StatusOr<std::unique_ptr<stoker::server::Daemon>> daemon =
+      stoker::server::Daemon::Start(config, [] { kill(getpid(), kFailedSignal); });
   if (!daemon.ok()) {
     Log::Error("cannot start", {{"reason", daemon.status().message()}});
     return 1;
   }
   int signal_number = 0;
-  sigwait(&stop_signals, &signal_number);
-  Log::Info("signal", {{"number", signal_number}});
+  absl::Status failure;
+  do {
+    sigwait(&stop_signals, &signal_number);
+    failure = (*daemon)->failure();
+  } while (signal_number == kFailedSignal && failure.ok());  // somebody else's
+  if (failure.ok()) {
+    Log::Info("signal", {{"number", signal_number}});
+  } else {
+    Log::Error("cannot start", {{"reason", failure.message()}});
+  }
   (*daemon)->Stop();
   daemon->reset();
-  return 0;
+  return failure.ok() ? 0 : 1;
 }

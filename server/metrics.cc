@@ -64,6 +64,7 @@ enum Name : size_t {
   kCopiedBlocks,
   kSequences,
   kPoolCapacityBytes,
+  kPoolPopulatedBytes,
   kPoolUsedBytes,
   kMaxPoolBytes,
   kSessions,
@@ -123,6 +124,9 @@ constexpr Description kDescriptions[] = {
     {kSequences, "stoker_sequences", kGauge, kPoolLabel, "Sequences, open or kept for their retention time."},
     {kPoolCapacityBytes, "stoker_pool_capacity_bytes", kGauge, kPoolLabel,
      "Memory that the pool holds for its whole life."},
+    {kPoolPopulatedBytes, "stoker_pool_populated_bytes", kGauge, kPoolLabel,
+     "Memory of the pool that was faulted in ahead of its use: grows to the capacity while the pool is made. 0 where "
+     "pools are neither pinned nor populated."},
     {kPoolUsedBytes, "stoker_pool_used_bytes", kGauge, kPoolLabel,
      "Memory of the pool's referenced and cached blocks."},
     {kMaxPoolBytes, "stoker_max_pool_bytes", kGauge, "", "Limit of the memory of all pools (max_pool_bytes)."},
@@ -185,6 +189,7 @@ constexpr PoolSeries kPoolSeries[] = {
     {kCopiedBlocks, &PoolMetrics::copied_blocks},
     {kSequences, &PoolMetrics::sequences},
     {kPoolCapacityBytes, &PoolMetrics::capacity_bytes},
+    {kPoolPopulatedBytes, &PoolMetrics::populated_bytes},
     {kPoolUsedBytes, &PoolMetrics::used_bytes},
 };
 

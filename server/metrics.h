@@ -28,6 +28,7 @@ namespace stoker::server {
 struct PoolMetrics {
   std::string pool;
   uint64_t capacity_bytes = 0;
+  uint64_t populated_bytes = 0;
   uint64_t used_bytes = 0;  // of referenced and cached blocks
   uint64_t free_blocks = 0;
   uint64_t referenced_blocks = 0;

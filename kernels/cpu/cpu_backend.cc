@@ -10,6 +10,7 @@
 #include "kernels/cpu/client_memory.h"
 #include "kernels/cpu/memory.h"
 #include "kernels/cpu/strand.h"
+#include "kernels/populate.h"
 
 namespace stoker::kernels::cpu {
 namespace {
@@ -102,8 +103,16 @@ class CpuBackend : public Backend {
   explicit CpuBackend(int threads) : pool_(std::clamp(threads, 1, 256)) {}
 
   std::string_view device() const override { return "cpu"; }
-  absl::StatusOr<std::unique_ptr<Buffer>> AllocatePool(size_t bytes) override {
-    return bank_.Allocate("stoker-pool", bytes, MemoryBank::Sharing::kShared);
+  absl::StatusOr<std::unique_ptr<Buffer>> AllocatePool(size_t bytes, const PoolOptions& options) override {
+    absl::StatusOr<std::unique_ptr<Buffer>> memory = bank_.Allocate("stoker-pool", bytes, MemoryBank::Sharing::kShared);
+    if (!memory.ok() || !options.populate) return memory;
+    const auto progress = [&](size_t done_bytes) {
+      return options.progress == nullptr ||
+             options.progress({PoolPhase::kFault, done_bytes, bytes, "shared memory", ""});
+    };
+    absl::Status status = Populate((*memory)->data(), bytes, PopulateThreads(), progress);
+    if (!status.ok()) return status;
+    return memory;
   }
   absl::StatusOr<std::unique_ptr<Buffer>> AllocateShared(size_t bytes) override {
     return bank_.Allocate("stoker-shared", bytes, MemoryBank::Sharing::kShared);

@@ -14,6 +14,7 @@
 #include "kernels/cuda/cuda_stream.h"
 #include "kernels/cuda/handles.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/pool_memory.h"
 
 namespace stoker::kernels::cuda {
 namespace {
@@ -60,27 +61,6 @@ class PinnedBuffer final : public Buffer {
   const size_t bytes_;
 };
 
-// Shared memory that is registered with CUDA for as long as it lives.
-class RegisteredBuffer final : public Buffer {
- public:
-  static absl::StatusOr<std::unique_ptr<Buffer>> Make(std::unique_ptr<Buffer> memory) {
-    const cudaError_t error = cudaHostRegister(memory->data(), memory->bytes(), cudaHostRegisterPortable);
-    if (error != cudaSuccess) {
-      cudaGetLastError();
-      return ToStatus(error, absl::StrCat(memory->bytes(), " bytes of pool memory cannot be pinned"));
-    }
-    return std::unique_ptr<Buffer>(new RegisteredBuffer(std::move(memory)));
-  }
-  ~RegisteredBuffer() override { ReportLoss(cudaHostUnregister(memory_->data()), "pool memory cannot be unpinned"); }
-  std::byte* data() const override { return memory_->data(); }
-  size_t bytes() const override { return memory_->bytes(); }
-  int descriptor() const override { return memory_->descriptor(); }
-
- private:
-  explicit RegisteredBuffer(std::unique_ptr<Buffer> memory) : memory_(std::move(memory)) {}
-  const std::unique_ptr<Buffer> memory_;
-};
-
 class CudaBackend final : public Backend {
  public:
   CudaBackend(int device, std::string uuid, const DeviceLimits& limits)
@@ -89,12 +69,11 @@ class CudaBackend final : public Backend {
   std::string_view device() const override { return uuid_; }
   bool reaches_pageable_memory() const override { return false; }
 
-  absl::StatusOr<std::unique_ptr<Buffer>> AllocatePool(size_t bytes) override {
-    absl::StatusOr<std::unique_ptr<Buffer>> memory =
-        bank_.Allocate("stoker-pool", bytes, cpu::MemoryBank::Sharing::kShared);
-    if (!memory.ok()) return memory.status();
+  absl::StatusOr<std::unique_ptr<Buffer>> AllocatePool(size_t bytes, const PoolOptions& options) override {
     const CurrentDevice current(device_);
-    return RegisteredBuffer::Make(*std::move(memory));
+    std::vector<int> devices = {device_};
+    for (const Backend* peer : options.peers) devices.push_back(static_cast<const CudaBackend*>(peer)->device_);
+    return AllocatePinnedPool(pool_driver_, &bank_, devices, bytes, options);
   }
 
   absl::StatusOr<std::unique_ptr<Buffer>> AllocateShared(size_t bytes) override {
@@ -134,6 +113,7 @@ class CudaBackend final : public Backend {
   const int device_;
   const std::string uuid_;
   const DeviceLimits limits_;
+  const std::shared_ptr<const PoolDriver> pool_driver_ = LoadPoolDriver();
   cpu::MemoryBank bank_;
   Completions completions_;
 };

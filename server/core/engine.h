@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "server/core/pool.h"
 
@@ -163,6 +165,24 @@ class PoolStorage {
   virtual int64_t bytes() const = 0;
 };
 
+// What the making of a pool's memory is at. In a phase done_bytes grow from 0 to total_bytes.
+struct PoolProgress {
+  enum class Phase : uint8_t { kFault = 0, kPin = 1 };
+
+  Phase phase = Phase::kFault;
+  int64_t done_bytes = 0;
+  int64_t total_bytes = 0;
+  absl::string_view memory;  // what it is made of, for people
+  absl::string_view reason;  // why it is not made of what is preferred, or empty
+};
+
+struct PoolPopulation {
+  // Whether all pages are faulted in before the pool is handed out. Where devices pin them they are in any case.
+  bool populate = false;
+  // From any thread, one call at a time. False: stop, with CANCELLED.
+  std::function<bool(const PoolProgress&)> progress;
+};
+
 class Engine {
  public:
   virtual ~Engine() = default;
@@ -170,7 +190,9 @@ class Engine {
   // Bytes that CreatePool and CreateSession would take.
   virtual absl::StatusOr<int64_t> PoolBytes(const PoolSpec& spec) const = 0;
   virtual absl::StatusOr<int64_t> SessionBytes(const PoolSpec& pool, const SessionSpec& spec) const = 0;
-  virtual absl::StatusOr<std::unique_ptr<PoolStorage>> CreatePool(const PoolSpec& spec) = 0;
+  // Can take a second for each GB.
+  virtual absl::StatusOr<std::unique_ptr<PoolStorage>> CreatePool(const PoolSpec& spec,
+                                                                  const PoolPopulation& population) = 0;
   // `pool` must outlive the session.
   virtual absl::StatusOr<std::unique_ptr<SessionStorage>> CreateSession(const PoolSpec& pool_spec, PoolStorage& pool,
                                                                         const SessionSpec& spec) = 0;

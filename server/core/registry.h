@@ -1,7 +1,8 @@
 // All pools and sessions of a daemon, by name and id, and the limits that they share.
 //
-// Thread safety: a Registry may be used by any thread. What allocates or waits runs on its background thread and calls
-// back from there.
+// Thread safety: a Registry may be used by any thread. What allocates or waits runs on one of its two threads and calls
+// back from there: pools are made and freed on one, which can take minutes, all else happens on the other. A call that
+// is refused may call back at once.
 //
 // Invariants:
 //  1. The memory of all pools is at most max_pool_bytes, of all arenas at most max_hot_bytes; both are counted before
@@ -9,6 +10,7 @@
 //     are allocated and until they are freed.
 //  2. A pool lives as long as a session is attached to it.
 //  3. A session that has ended is unreachable by id and token at once; its memory is freed when its last work is done.
+//  4. Between Expect and the end of CreateExpected nothing but descriptions is to be had: see Ready.
 #pragma once
 
 #include <atomic>
@@ -43,6 +45,14 @@ struct RegistryLimits {
   absl::Duration sequence_retention;
   absl::Duration drain_grace;
   int64_t pool_pressure_percent = 0;
+  bool populate_pools = false;
+};
+
+// A pool that is being made.
+struct PoolInTheMaking {
+  std::string name;
+  int64_t bytes = 0;
+  int64_t populated_bytes = 0;
 };
 
 struct PoolDescription {
@@ -70,14 +80,34 @@ class Registry {
     std::function<void(absl::Status reason)> ended;
   };
 
+  // What the making of pools tells, one call at a time for each pool.
+  struct PoolEvents {
+    std::function<void(const std::string& pool, const PoolProgress& progress)> progress;
+    std::function<void(const PoolDescription& pool)> created;
+  };
+
   // `engine` must outlive the registry. `epoch` tells this boot of the daemon from others.
-  Registry(Engine* engine, RegistryLimits limits, uint64_t epoch, std::function<absl::Time()> now);
+  Registry(Engine* engine, RegistryLimits limits, uint64_t epoch, std::function<absl::Time()> now,
+           PoolEvents pool_events = {});
   // Ends all sessions and frees all pools.
   ~Registry();
 
   uint64_t epoch() const { return epoch_; }
   const RegistryLimits& limits() const { return limits_; }
   std::string device() const { return engine_->device(); }
+
+  // Declares the pools that must be there before anything else is: from now on Ready is not OK. At most once, before
+  // any other call. The status is that of the first pool whose spec is wrong or that goes beyond the limits.
+  absl::Status Expect(std::vector<PoolSpec> specs);
+  // Makes the pools of Expect, one after the other, in the background. `done` is called once, with the first error; on
+  // success Ready is OK from then on.
+  void CreateExpected(absl::AnyInvocable<void(absl::Status) &&> done);
+  // UNAVAILABLE, with bytes done and expected, while pools of Expect are missing. Every call that needs a pool or a
+  // session returns this first.
+  absl::Status Ready() const;
+  // Stops the making of pools, now and from now on: calls get UNAVAILABLE.
+  void StopPopulating() { stop_populating_.store(true); }
+  std::vector<PoolInTheMaking> PoolsInTheMaking() const;
 
   // The statuses of proto/stoker/v1/pools.proto.
   void CreatePool(PoolSpec spec, absl::AnyInvocable<void(absl::StatusOr<PoolDescription>) &&> done);
@@ -129,6 +159,8 @@ class Registry {
   std::shared_ptr<Session> FindWorking(SessionId id) const;
 
   absl::StatusOr<std::shared_ptr<PoolEntry>> CreatePoolNow(PoolSpec spec);
+  // Memory for a pool that is on the account already.
+  absl::StatusOr<std::unique_ptr<PoolStorage>> Populate(const PoolSpec& spec, int64_t bytes, int64_t* populated_bytes);
   // Attaches, or returns null: ContinueAttach is called again when the session that has the name is gone.
   absl::StatusOr<std::shared_ptr<Session>> AttachNow(const std::shared_ptr<AttachCall>& call);
   void ContinueAttach(const std::shared_ptr<AttachCall>& call);
@@ -143,7 +175,10 @@ class Registry {
   const RegistryLimits limits_;
   const uint64_t epoch_;
   const std::function<absl::Time()> now_;
+  const PoolEvents pool_events_;
   std::atomic<bool> draining_{false};
+  std::atomic<bool> ready_{true};
+  std::atomic<bool> stop_populating_{false};
 
   mutable absl::Mutex mutex_;
   std::map<std::string, std::shared_ptr<PoolEntry>, std::less<>> pools_ ABSL_GUARDED_BY(mutex_);
@@ -153,7 +188,12 @@ class Registry {
   int64_t session_count_ ABSL_GUARDED_BY(mutex_) = 0;  // also those whose memory is not freed yet
   int64_t hot_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t pool_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::unique_ptr<Background> background_;  // last: its tasks use the rest
+  std::vector<PoolSpec> expected_ ABSL_GUARDED_BY(mutex_);
+  int64_t expected_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<std::string, PoolInTheMaking> in_the_making_ ABSL_GUARDED_BY(mutex_);
+  // Last: their tasks use the rest. Those of the first post to the second.
+  std::unique_ptr<Background> pool_maker_;
+  std::unique_ptr<Background> background_;
 };
 
 }  // namespace stoker::core

@@ -53,6 +53,7 @@ struct PoolEntry {
   Pool pool;
   std::unique_ptr<PoolStorage> storage;
   int64_t bytes = 0;
+  int64_t populated_bytes = 0;  // faulted in ahead of use
   WorkTotals totals;
   std::atomic<int64_t> sessions{0};
 };

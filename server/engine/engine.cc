@@ -33,6 +33,20 @@ absl::StatusOr<kernels::RowStore> LayOut(const core::PoolSpec& spec) {
   return rows;
 }
 
+kernels::PoolOptions OptionsOf(const core::PoolPopulation& population) {
+  kernels::PoolOptions options;
+  options.populate = population.populate;
+  if (population.progress == nullptr) return options;
+  options.progress = [&population](const kernels::PoolProgress& progress) {
+    return population.progress({progress.phase == kernels::PoolPhase::kPin ? core::PoolProgress::Phase::kPin
+                                                                           : core::PoolProgress::Phase::kFault,
+                                static_cast<int64_t>(progress.done_bytes), static_cast<int64_t>(progress.total_bytes),
+                                absl::string_view(progress.memory.data(), progress.memory.size()),
+                                absl::string_view(progress.reason.data(), progress.reason.size())});
+  };
+  return options;
+}
+
 class BackendEngine final : public core::Engine {
  public:
   explicit BackendEngine(kernels::Backend* backend) : backend_(backend) {}
@@ -51,11 +65,12 @@ class BackendEngine final : public core::Engine {
     return memory->arena_bytes + memory->private_bytes;
   }
 
-  absl::StatusOr<std::unique_ptr<core::PoolStorage>> CreatePool(const core::PoolSpec& spec) override {
+  absl::StatusOr<std::unique_ptr<core::PoolStorage>> CreatePool(const core::PoolSpec& spec,
+                                                                const core::PoolPopulation& population) override {
     absl::StatusOr<kernels::RowStore> rows = LayOut(spec);
     if (!rows.ok()) return rows.status();
     absl::StatusOr<std::unique_ptr<kernels::Buffer>> buffer =
-        backend_->AllocatePool(static_cast<size_t>(rows->layer_stride * rows->layers));
+        backend_->AllocatePool(static_cast<size_t>(rows->layer_stride * rows->layers), OptionsOf(population));
     if (!buffer.ok()) return buffer.status();
     rows->base = (*buffer)->data();
     return std::make_unique<PoolMemory>(*std::move(buffer), *rows);

@@ -41,6 +41,11 @@ void ToProto(const core::SequenceSnapshot& snapshot, v1::SequenceInfo* proto) {
   proto->set_writer_session_id(snapshot.writer.value);
 }
 
+v1::DaemonState StateOf(const core::Registry& registry) {
+  if (registry.draining()) return v1::DAEMON_STATE_DRAINING;
+  return registry.Ready().ok() ? v1::DAEMON_STATE_SERVING : v1::DAEMON_STATE_STARTING;
+}
+
 class AdminService final : public v1::Admin::CallbackService {
  public:
   explicit AdminService(const ServiceContext& service) : service_(service) {}
@@ -51,7 +56,7 @@ class AdminService final : public v1::Admin::CallbackService {
     core::Registry& registry = *service_.registry;
     response->set_boot_epoch(registry.epoch());
     response->set_version(service_.version);
-    response->set_state(registry.draining() ? v1::DAEMON_STATE_DRAINING : v1::DAEMON_STATE_SERVING);
+    response->set_state(StateOf(registry));
     response->set_uptime_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(absl::Now() - service_.started)));
     response->add_devices(registry.device());
     for (const core::PoolDescription& pool : registry.DescribePools()) rpc::ToProto(pool, response->add_pools());

@@ -37,8 +37,11 @@ class PoolsService final : public v1::Pools::CallbackService {
                                       v1::ListPoolsResponse* response) override {
     auto* call = new UnaryCall(service_, "Pools/ListPools");
     response->set_boot_epoch(service_.registry->epoch());
-    for (const core::PoolDescription& pool : service_.registry->DescribePools()) ToProto(pool, response->add_pools());
-    call->Reply(absl::OkStatus());
+    const absl::Status ready = service_.registry->Ready();
+    if (ready.ok()) {
+      for (const core::PoolDescription& pool : service_.registry->DescribePools()) ToProto(pool, response->add_pools());
+    }
+    call->Reply(ready);
     return call;
   }
 

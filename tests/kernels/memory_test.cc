@@ -1,4 +1,4 @@
-// Memory: what is asked for and refused, what the descriptors allow, and how the machine's figures are read.
+// Memory: what is asked for and refused, what the descriptors allow, and pools that are populated.
 #include "kernels/cpu/memory.h"
 
 #include <fcntl.h>
@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <memory>
 #include <string>
@@ -17,7 +16,9 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/available_memory.h"
 #include "tests/kernels/backends.h"
+#include "tests/kernels/fake_root.h"
 
 namespace stoker::kernels {
 namespace {
@@ -64,6 +65,49 @@ TEST_P(BufferTest, RefusesNothingAndTooMuch) {
   }
 }
 
+TEST_P(BufferTest, PopulatesAPoolAndTellsOfIt) {
+  const auto backend = GetParam().make(2);
+  constexpr size_t kBytes = (size_t{200} << 20) + 5;
+  std::vector<PoolProgress> told;
+  PoolOptions options;
+  options.populate = true;
+  options.progress = [&](const PoolProgress& progress) {
+    told.push_back(progress);
+    return true;
+  };
+  const uint64_t before = ReadResidentBytes();
+  const auto pool = backend->AllocatePool(kBytes, options).value();
+  EXPECT_TRUE(backend->device() != "cpu" || ReadResidentBytes() >= before + kBytes);
+  ASSERT_FALSE(told.empty());
+  // In each phase from nothing to everything, and never back.
+  for (size_t i = 0; i < told.size(); ++i) {
+    EXPECT_EQ(told[i].total_bytes, kBytes);
+    EXPECT_FALSE(told[i].memory.empty());
+    if (i == 0 || told[i].phase != told[i - 1].phase) {
+      EXPECT_EQ(told[i].done_bytes, 0);
+      if (i == 0) continue;
+      EXPECT_EQ(told[i - 1].done_bytes, kBytes);
+      EXPECT_GT(told[i].phase, told[i - 1].phase);
+    } else {
+      EXPECT_GT(told[i].done_bytes, told[i - 1].done_bytes);
+    }
+  }
+  EXPECT_EQ(told.back().done_bytes, kBytes);
+}
+
+TEST_P(BufferTest, StopsPopulatingAndGivesTheMemoryBack) {
+  const auto backend = GetParam().make(2);
+  constexpr size_t kBytes = size_t{1} << 30;
+  const uint64_t before = ReadResidentBytes();
+  int calls = 0;
+  PoolOptions options;
+  options.populate = true;
+  options.progress = [&](const PoolProgress&) { return ++calls < 2; };
+  EXPECT_EQ(backend->AllocatePool(kBytes, options).status().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(calls, 2);
+  EXPECT_LT(ReadResidentBytes(), before + kBytes / 4);
+}
+
 TEST_P(BufferTest, DeviceHasAName) { EXPECT_FALSE(GetParam().make(1)->device().empty()); }
 
 }  // namespace
@@ -98,7 +142,7 @@ TEST(MemoryBankTest, PrivateMemoryHasNoDescriptor) {
 
 // Memory that nobody has touched is not in the kernel's figures yet, but it is spoken for.
 TEST(MemoryBankTest, UntouchedMemoryCountsAsUsed) {
-  const uint64_t available = AvailableMemoryBytes();
+  const uint64_t available = ReadAvailableMemory().bytes;
   ASSERT_LT(available, std::numeric_limits<uint64_t>::max());
   MemoryBank bank;
   auto first = bank.Allocate("stoker-test", available / 4 * 3, MemoryBank::Sharing::kShared);
@@ -119,62 +163,35 @@ TEST(MemoryBankTest, BuffersOutliveTheirBank) {
   buffer->data()[0] = std::byte{1};
 }
 
-// A tree of made-up system files.
-class FakeRoot {
- public:
-  FakeRoot() {
-    std::string pattern = testing::TempDir() + "/stoker_memory_XXXXXX";
-    path_ = mkdtemp(pattern.data());
-  }
-  ~FakeRoot() { std::filesystem::remove_all(path_); }
-  void Write(const std::string& name, const std::string& text) {
-    const std::filesystem::path file = path_ + name;
-    std::filesystem::create_directories(file.parent_path());
-    std::ofstream(file) << text;
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
-TEST(AvailableMemoryTest, NothingToReadMeansNoLimit) {
+TEST(MemoryBankTest, RefusalNamesTheLimit) {
   FakeRoot root;
-  EXPECT_EQ(AvailableMemoryBytes(root.path()), std::numeric_limits<uint64_t>::max());
-  EXPECT_EQ(ResidentBytes(root.path()), 0);
-}
-
-TEST(AvailableMemoryTest, TakesTheLeastOfMachineAndGroups) {
-  FakeRoot root;
-  root.Write("/proc/meminfo", "MemTotal:  9000 kB\nMemFree:  1 kB\nMemAvailable:    4000 kB\n");
-  EXPECT_EQ(AvailableMemoryBytes(root.path()), 4000 * 1024);
-  // Version 2, two levels below the root.
+  root.Write("/proc/meminfo", "MemAvailable: 4000 kB\n");
   root.Write("/proc/self/cgroup", "0::/a/b\n");
-  root.Write("/sys/fs/cgroup/a/b/memory.max", "max\n");
-  root.Write("/sys/fs/cgroup/a/b/memory.current", "1000\n");
-  EXPECT_EQ(AvailableMemoryBytes(root.path()), 4000 * 1024);
   root.Write("/sys/fs/cgroup/a/memory.max", "3000000\n");
   root.Write("/sys/fs/cgroup/a/memory.current", "2000000\n");
-  EXPECT_EQ(AvailableMemoryBytes(root.path()), 1000000);
-  root.Write("/sys/fs/cgroup/a/memory.stat", "anon 1\ninactive_file 500000\n");
-  EXPECT_EQ(AvailableMemoryBytes(root.path()), 1500000);
-  root.Write("/sys/fs/cgroup/a/b/memory.max", "900\n");
-  EXPECT_EQ(AvailableMemoryBytes(root.path()), 0) << "over its limit";
+  MemoryBank bank(root.path());
+  EXPECT_TRUE(bank.Check("stoker-test", 1000000).ok());
+  EXPECT_TRUE(bank.Allocate("stoker-test", 1000000, MemoryBank::Sharing::kShared).ok());
+  for (const absl::Status& status : {bank.Check("stoker-test", 1000001),
+                                     bank.Allocate("stoker-test", 1000001, MemoryBank::Sharing::kShared).status()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("asked for 1000001 bytes, available 1000000, limit /sys/fs/cgroup/a/memory.max"));
+  }
 }
 
-TEST(AvailableMemoryTest, ReadsVersionOneAndThePathOfTheHost) {
+// What the machine has none of is refused by name, and by the kernel where the figures are made up.
+TEST(MemoryBankTest, HugePagesAreThoseThatAreReserved) {
   FakeRoot root;
-  root.Write("/proc/self/cgroup", "9:cpu,cpuacct:/x\n4:memory:/host/only\n0::/\n");
-  root.Write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "5000\n");
-  root.Write("/sys/fs/cgroup/memory/memory.usage_in_bytes", "4500\n");
-  root.Write("/sys/fs/cgroup/memory/memory.stat", "inactive_file 1\ntotal_inactive_file 200\n");
-  EXPECT_EQ(AvailableMemoryBytes(root.path()), 700);
-}
-
-TEST(AvailableMemoryTest, ResidentIsAnonymousAndShared) {
-  FakeRoot root;
-  root.Write("/proc/self/status", "VmRSS: 99 kB\nRssAnon:\t     10 kB\nRssFile:  50 kB\nRssShmem:\t 5 kB\n");
-  EXPECT_EQ(ResidentBytes(root.path()), 15 * 1024);
+  MemoryBank bank(root.path());
+  EXPECT_EQ(bank.AllocateHugePages("stoker-test", 0).status().code(), absl::StatusCode::kInvalidArgument);
+  absl::Status status = bank.AllocateHugePages("stoker-test", 1 << 20).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("asked for 1048576 bytes of 2 MiB pages, available 0"));
+  root.Write("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "3000000\n");
+  const size_t more_than_there_is = size_t{3000000} << 21;
+  status = bank.AllocateHugePages("stoker-test", more_than_there_is).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
 }
 
 }  // namespace

@@ -300,9 +300,11 @@ TEST_F(ConfigTest, PrintedConfigurationReadsBack) {
   const std::string pem = folder_.Write("a \"quoted\" name.pem", "");
   for (int i = 0; i < DaemonConfig::descriptor()->field_count(); ++i) {
     const FieldDescriptor* field = DaemonConfig::descriptor()->field(i);
-    std::string value = "true";
+    std::string value;
     if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE || field->name() == "insecure_loopback") continue;
-    if (field->cpp_type() == FieldDescriptor::CPPTYPE_INT64) {
+    if (field->cpp_type() == FieldDescriptor::CPPTYPE_BOOL) {
+      value = "true";
+    } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_INT64) {
       value = absl::StrCat(field->options().GetExtension(config::v1::knob).max());
     } else if (absl::EndsWith(field->name(), "_file")) {
       value = pem;

@@ -151,18 +151,31 @@ MetricsSnapshot FullSnapshot() {
   for (const char* name : {"a", "b"}) {
     PoolMetrics& pool = snapshot.pools.emplace_back();
     pool.pool = name;
-    for (uint64_t PoolMetrics::*field : {&PoolMetrics::capacity_bytes,    &PoolMetrics::used_bytes,
-                                         &PoolMetrics::free_blocks,       &PoolMetrics::referenced_blocks,
-                                         &PoolMetrics::cached_blocks,     &PoolMetrics::sequences,
-                                         &PoolMetrics::lookups_hot,       &PoolMetrics::lookups_newest,
-                                         &PoolMetrics::lookups_resident,  &PoolMetrics::lookups_miss,
-                                         &PoolMetrics::lookups_duplicate, &PoolMetrics::lookups_invalid,
-                                         &PoolMetrics::evicted_rows,      &PoolMetrics::lru_repairs,
-                                         &PoolMetrics::gathered_bytes,    &PoolMetrics::committed_bytes,
-                                         &PoolMetrics::stored_bytes,      &PoolMetrics::loaded_bytes,
-                                         &PoolMetrics::prefix_hit_tokens, &PoolMetrics::prefix_miss_tokens,
-                                         &PoolMetrics::evicted_blocks,    &PoolMetrics::evicted_while_referenced_blocks,
-                                         &PoolMetrics::copied_blocks,     &PoolMetrics::rejected_admissions}) {
+    for (uint64_t PoolMetrics::*field : {&PoolMetrics::capacity_bytes,
+                                         &PoolMetrics::populated_bytes,
+                                         &PoolMetrics::used_bytes,
+                                         &PoolMetrics::free_blocks,
+                                         &PoolMetrics::referenced_blocks,
+                                         &PoolMetrics::cached_blocks,
+                                         &PoolMetrics::sequences,
+                                         &PoolMetrics::lookups_hot,
+                                         &PoolMetrics::lookups_newest,
+                                         &PoolMetrics::lookups_resident,
+                                         &PoolMetrics::lookups_miss,
+                                         &PoolMetrics::lookups_duplicate,
+                                         &PoolMetrics::lookups_invalid,
+                                         &PoolMetrics::evicted_rows,
+                                         &PoolMetrics::lru_repairs,
+                                         &PoolMetrics::gathered_bytes,
+                                         &PoolMetrics::committed_bytes,
+                                         &PoolMetrics::stored_bytes,
+                                         &PoolMetrics::loaded_bytes,
+                                         &PoolMetrics::prefix_hit_tokens,
+                                         &PoolMetrics::prefix_miss_tokens,
+                                         &PoolMetrics::evicted_blocks,
+                                         &PoolMetrics::evicted_while_referenced_blocks,
+                                         &PoolMetrics::copied_blocks,
+                                         &PoolMetrics::rejected_admissions}) {
       pool.*field = number++;
     }
   }
@@ -176,6 +189,7 @@ TEST(MetricsTest, ScrapeShowsTheSnapshot) {
   ASSERT_TRUE(metrics.Serve("127.0.0.1:0").ok());
   const Exposition exposition = ParseExposition(Scrape(metrics.port()));
   const char* const pool_samples[] = {"stoker_pool_capacity_bytes{pool=\"a\"}",
+                                      "stoker_pool_populated_bytes{pool=\"a\"}",
                                       "stoker_pool_used_bytes{pool=\"a\"}",
                                       "stoker_blocks{pool=\"a\",state=\"free\"}",
                                       "stoker_blocks{pool=\"a\",state=\"referenced\"}",

@@ -32,7 +32,12 @@ void ResidentModel::Select(uint32_t tokens, absl::Span<int32_t> entries) {
     return;
   }
   if (set_.empty()) {
-    for (uint32_t i = 0; i < size; ++i) set_.push_back(static_cast<int32_t>(uint64_t{i} * tokens / size));
+    // Of every `size`-th part of the tokens a random one.
+    for (uint32_t i = 0; i < size; ++i) {
+      const uint32_t begin = static_cast<uint32_t>(uint64_t{i} * tokens / size);
+      const uint32_t end = static_cast<uint32_t>(uint64_t{i + 1} * tokens / size);
+      set_.push_back(static_cast<int32_t>(begin + random_.Below(end - begin)));
+    }
   }
   for (uint32_t i = 0; i < top_k_; ++i) {
     std::swap(set_[i], set_[i + random_.Below(size - i)]);

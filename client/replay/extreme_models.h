@@ -36,7 +36,7 @@ class ResidentModel : public WorkloadModel {
  private:
   const uint32_t top_k_;
   Random random_;
-  std::vector<int32_t> set_;  // spread evenly over the tokens of the first step that has enough
+  std::vector<int32_t> set_;  // spread over the tokens of the first step that has enough
 };
 
 }  // namespace stoker::replay

@@ -34,71 +34,81 @@ __device__ void CountGathered(const GatherPart& gather, int32_t rows) {
   }
 }
 
+// Where the rows of a block's misses come from and go to, in its shared memory. The first of the sources is a header.
+struct Lists {
+  __device__ Lists(const ResolveKernelArgs& args, char* shared)
+      : sources(reinterpret_cast<int2*>(shared + args.single.list)),
+        targets(reinterpret_cast<int2*>(shared + args.single.second)) {}
+
+  template <typename Ready>
+  __device__ void Copy(const GatherPart& gather, int32_t rows, Ready ready) const {
+    const uint32_t row_pieces =
+        static_cast<uint32_t>(gather.copy.row_bytes()) / static_cast<uint32_t>(gather.piece_bytes);
+    CopyPieces(
+        gather.piece_bytes, gather.copy, threadIdx.x, static_cast<uint32_t>(rows) * row_pieces, kResolveThreads,
+        [this](uint32_t i) { return sources[1 + i].x; }, [this](uint32_t i) { return targets[i].x; }, ready);
+  }
+
+  int2* sources;
+  int2* targets;
+};
+
+// What a block that copies is told.
+struct Messages {
+  Inbox sources;
+  Inbox targets;
+};
+
 // The blocks of a cluster that copy: all but the first.
-class Copiers {
+class OtherBlocks {
  public:
-  // What they are told.
-  struct Messages {
-    Inbox sources;
-    Inbox targets;
-  };
-
-  // In the shared memory of each: first a header, whose x is the number of rows it copies, or, negative, how many batch
-  // rows (~x) have their lists in global memory; then one element a row.
-  struct Lists {
-    int2* sources;
-    int2* targets;
-  };
-
-  __device__ Copiers(const ResolveKernelArgs& args, const Cluster& cluster, char* shared, Messages* messages)
+  __device__ OtherBlocks(const ResolveKernelArgs& args, const Cluster& cluster, char* shared, Messages* messages)
       : gather_(args.gather),
         cluster_(cluster),
         reciprocal_(args.copier_reciprocal),
-        lists_{reinterpret_cast<int2*>(shared + args.single.list),
-               reinterpret_cast<int2*>(shared + args.single.second)},
+        lists_(args, shared),
         messages_(messages) {}
 
-  __device__ void Miss(int32_t number, int32_t pool_row) const {
+  __device__ void Miss(int32_t number, int32_t pool_row) {
     const uint32_t turn = TurnOf(number);
-    messages_->sources.Send(BlockOf(number, turn), lists_.sources + 1 + turn,
-                            make_int2(pool_row < gather_.pool_rows ? pool_row : kNone, 0));
+    messages_->sources.Send(BlockOf(number, turn), lists_.sources + 1 + turn, Clipped(gather_, pool_row, 0));
   }
 
+  // The header: how many rows the block copies.
   __device__ void Misses(int32_t count) const {
     if (!IsBlock()) return;
     const int32_t rows = RowsOf(static_cast<int32_t>(threadIdx.x), count);
     messages_->sources.Send(threadIdx.x, lists_.sources, make_int2(rows, 0));
-    // A copier without rows ends when the first message is there.
+    // A block without rows ends when the first message is there.
     if (rows > 0) messages_->targets.Close(threadIdx.x, static_cast<uint32_t>(rows));
     messages_->sources.Close(threadIdx.x, static_cast<uint32_t>(rows) + 1);
   }
 
-  __device__ void Target(int32_t number, int32_t hot_row) const {
+  __device__ void Target(int32_t number, int32_t pool_row, int32_t hot_row) {
+    const int2 pair = Clipped(gather_, pool_row, hot_row);
+    moved_ += pair.x >= 0 && pair.y >= 0;
     const uint32_t turn = TurnOf(number);
-    messages_->targets.Send(BlockOf(number, turn), lists_.targets + turn,
-                            make_int2(hot_row < gather_.hot_rows ? hot_row : kNone, 0));
+    messages_->targets.Send(BlockOf(number, turn), lists_.targets + turn, make_int2(pair.y, 0));
   }
 
-  // The lists of `rows` batch rows are in global memory. By all threads, behind a barrier.
+  // The header, negative: that the lists of `rows` batch rows are in global memory. By all threads, behind a barrier.
   __device__ void Union(int32_t rows) const {
     if (!IsBlock()) return;
     messages_->sources.Send(threadIdx.x, lists_.sources, make_int2(~rows, 0));
     messages_->sources.Close(threadIdx.x, 1);
   }
 
-  // What a copier does with a message. Returns the number of batch rows that it is to take from global memory.
+  // What such a block does. Returns the number of batch rows that it is to take from global memory.
   __device__ int32_t Serve() const {
     messages_->sources.AwaitClosed();
     const int32_t rows = lists_.sources->x;
-    if (rows <= 0) return ~rows & (rows >> 31);
-    const uint32_t pieces = static_cast<uint32_t>(rows) * static_cast<uint32_t>(gather_.copy.row_bytes()) /
-                            static_cast<uint32_t>(gather_.piece_bytes);
-    CopyPieces(
-        gather_.piece_bytes, gather_.copy, threadIdx.x, pieces, kResolveThreads,
-        [this](uint32_t i) { return lists_.sources[1 + i].x; }, [this](uint32_t i) { return lists_.targets[i].x; },
-        [this] { messages_->targets.AwaitClosed(); });
+    if (rows < 0) return ~rows;
+    if (rows > 0) lists_.Copy(gather_, rows, [this] { messages_->targets.AwaitClosed(); });
     return 0;
   }
+
+  // Rows of this thread that are copied, not zero-filled.
+  __device__ int32_t moved() const { return moved_; }
 
  private:
   __device__ bool IsBlock() const { return threadIdx.x > 0 && threadIdx.x < cluster_.blocks; }
@@ -116,6 +126,31 @@ class Copiers {
   const uint32_t reciprocal_;
   const Lists lists_;
   Messages* const messages_;
+  int32_t moved_ = 0;
+};
+
+// A block that copies what it resolves.
+class ThisBlock {
+ public:
+  __device__ ThisBlock(const ResolveKernelArgs& args, char* shared) : gather_(args.gather), lists_(args, shared) {}
+
+  __device__ void Miss(int32_t number, int32_t pool_row) { lists_.sources[1 + number] = Clipped(gather_, pool_row, 0); }
+  __device__ void Misses(int32_t) const {}
+  __device__ void Target(int32_t number, int32_t pool_row, int32_t hot_row) {
+    const int2 pair = Clipped(gather_, pool_row, hot_row);
+    moved_ += pair.x >= 0 && pair.y >= 0;
+    lists_.targets[number] = make_int2(pair.y, 0);
+  }
+  // Behind a barrier.
+  __device__ void Copy(int32_t rows) const {
+    lists_.Copy(gather_, rows, [] {});
+  }
+  __device__ int32_t moved() const { return moved_; }
+
+ private:
+  const GatherPart& gather_;
+  const Lists lists_;
+  int32_t moved_ = 0;
 };
 
 // A share of the rows that the lists of batch rows [first, end) name, for block `rank` of `blocks`.
@@ -147,7 +182,7 @@ __device__ void CountLists(const ResolveArgs& a, const GatherPart& gather, int32
 }
 
 struct BlockState {
-  Copiers::Messages messages;
+  Messages messages;
   SingleState single;
   UnionState rows;
 };
@@ -162,7 +197,7 @@ __global__ void __launch_bounds__(kResolveThreads) ResolveKernel(const __grid_co
   const GatherPart& gather = args.gather;
   const int32_t r = static_cast<int32_t>(blockIdx.y);
   const Cluster cluster = kTells ? Cluster{blockIdx.x, gridDim.x} : Cluster{};
-  const Copiers copiers(args, cluster, shared, &state.messages);
+  OtherBlocks others(args, cluster, shared, &state.messages);
   if constexpr (kTells) {
     if (threadIdx.x == 0) {
       state.messages.sources.Open();
@@ -172,7 +207,7 @@ __global__ void __launch_bounds__(kResolveThreads) ResolveKernel(const __grid_co
     if (args.starts_next_early) LetNextStart();
     if (cluster.rank > 0) {
       cluster.Wait();
-      const int32_t rows = copiers.Serve();
+      const int32_t rows = others.Serve();
       if (rows > 0) CopyLists(a, gather, cluster.rank - 1, cluster.blocks - 1, r, r + rows);
       return;
     }
@@ -191,27 +226,22 @@ __global__ void __launch_bounds__(kResolveThreads) ResolveKernel(const __grid_co
   if (kTells) cluster.Wait();
   if (row.state_row < 0 || before == row.state_row) {  // a union's first row takes it
     if (row.state_row < 0) access.EmitPadding(r);
-    if (kTells) copiers.Misses(0);
+    if (kTells) others.Misses(0);
     return;
   }
   if constexpr (kSingle) {
     if (after != row.state_row) {
-      int2* const list = reinterpret_cast<int2*>(shared + args.single.list);
-      int32_t moved = 0;
-      const int32_t misses =
-          single.template Run<kTells>(r, row, key, copiers, [&](int32_t m, int32_t pool_row, int32_t hot_row) {
-            if constexpr (kGather) {
-              const int2 pair = Clipped(gather, pool_row, hot_row);
-              moved += pair.x >= 0 && pair.y >= 0;
-              if (!kTells) list[m] = pair;
-            }
-          });
-      if (kGather) CountGathered(gather, moved);
-      if (!kGather || kTells || misses == 0) return;
-      __syncthreads();
-      CopyRows(
-          gather.piece_bytes, gather.copy, misses, threadIdx.x, kResolveThreads,
-          [list](uint32_t i) { return list[i].x; }, [list](uint32_t i) { return list[i].y; });
+      if constexpr (kTells) {
+        single.template Run<true>(r, row, key, others);
+        CountGathered(gather, others.moved());
+      } else {
+        ThisBlock self(args, shared);
+        const int32_t misses = single.template Run<kGather>(r, row, key, self);
+        if (!kGather || misses == 0) return;
+        CountGathered(gather, self.moved());
+        __syncthreads();
+        self.Copy(misses);
+      }
       return;
     }
   }
@@ -227,7 +257,7 @@ __global__ void __launch_bounds__(kResolveThreads) ResolveKernel(const __grid_co
     if constexpr (kTells) {
       __threadfence();
       __syncthreads();
-      copiers.Union(end - r);
+      others.Union(end - r);
     } else {
       CopyLists(a, gather, 0, 1, r, end);
     }
@@ -321,10 +351,16 @@ int ClusterSize(int32_t rows, const DeviceLimits& limits) {
 // (address translations that are kept near a multiprocessor are lost), with 16 nothing.
 constexpr int32_t kMaxRowsForEarlyStart = 16;
 
+// From this many batch rows on misses are copied in the order of their positions: 5 to 10 % more of them a second with 16
+// to 64 sequences. It costs a barrier and a scan before the first read; with few sequences the address translations of
+// all their rows are at hand anyway.
+constexpr int32_t kMinRowsForSorting = 16;
+
 cudaError_t Launch(ResolveKernelArgs& args, bool gather, const DeviceLimits& limits, cudaStream_t stream) {
   const Instance instance = InstanceFor(args);
   const int cluster = gather ? ClusterSize(args.a.rows, limits) : 1;
   args.starts_next_early = !gather || args.a.rows <= kMaxRowsForEarlyStart;
+  args.sorts_misses = args.a.rows >= kMinRowsForSorting;
   if (cluster > 1)
     args.copier_reciprocal = (65536u + static_cast<uint32_t>(cluster) - 2) / (static_cast<uint32_t>(cluster) - 1);
   cudaLaunchConfig_t config = {};

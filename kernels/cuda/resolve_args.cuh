@@ -33,6 +33,8 @@ struct ResolveKernelArgs {
   uint32_t pool_blocks = 0;
   // Whether the next kernel may start before this one has told whether it has misses: see LetNextStart.
   bool starts_next_early = false;
+  // Whether misses are copied in the order of their positions: see kMinRowsForSorting.
+  bool sorts_misses = false;
   // ceil(2^16 / (blocks of a cluster - 1)): divides numbers of misses among the blocks that copy.
   uint32_t copier_reciprocal = 0;
   GatherPart gather;

@@ -38,10 +38,12 @@ struct SingleShared {
   int32_t keys = 0;     // i32 [n]: key in each slot
   int32_t flags = 0;    // u32 [n]: whether the slot was hit, then whether it stands in the order
   int32_t table = 0;    // i32 [columns]: the row's block table, as far as it is kept here
-  int32_t list = 0;     // i32 [k + 1][2]: number of the misses; pool row and hot row of those that this block copies
+  int32_t list = 0;     // i32 [k + 1][2]: header; pool row of the misses that this block copies
   int32_t victims = 0;  // i16 [k]: slot of each miss
+  int32_t work = 0;     // i32 [k]: for repeats among the misses
   int32_t first = 0;    // u16 [1 << index_bits]: index of the slots, first level
-  int32_t second = 0;   // u16 [1 << kSecondBits]: its second level, and work space of the rare paths
+  int32_t second = 0;   // u16 [1 << kSecondBits]: its second level; then a table of repeats; then i32 [k][2], the hot
+                        // row of the misses that this block copies
   int32_t rest = 0;     // u16 [n]: slots that neither level holds; shares the list's place
   int32_t bytes = 0;
   int32_t columns = 0;
@@ -59,7 +61,8 @@ struct SingleShared {
     s.list = cursor.Take(std::max<int64_t>(2 * int64_t{n}, 8 * (int64_t{k} + 1)));
     s.rest = s.list;
     s.victims = cursor.Take(2 * int64_t{k});
-    s.second = cursor.Take(int64_t{2} << kSecondBits);
+    s.work = cursor.Take(4 * int64_t{k});
+    s.second = cursor.Take(std::max(int64_t{2} << kSecondBits, 8 * int64_t{k}));
     s.first = cursor.used();
     for (s.index_bits = kMaxIndexBits; s.index_bits >= kMinIndexBits; --s.index_bits) {
       s.bytes = s.first + (2 << s.index_bits);

@@ -30,8 +30,13 @@ struct SingleState {
   int32_t repairs;
   int32_t corrupt;
   int32_t valid;
-  int32_t told;     // misses that the other blocks know of
+  int32_t told;     // misses that have a number
   int32_t late[2];  // duplicates and invalid entries that step 6 found
+  // Misses by position, where they are copied in its order: how many in each part of the sequence, then the first
+  // number of each.
+  static constexpr int kBucketBits = 7;
+  static constexpr int kBuckets = 1 << kBucketBits;
+  int32_t buckets[kBuckets];
 };
 
 // kTopK and kHotRows: the shape, or 0 for what the arguments say.
@@ -62,6 +67,7 @@ class SingleRow {
     for (int q = 0; q < kQuads; ++q) {
       if (HasSlot(SlotsOf(q))) *reinterpret_cast<uint4*>(flags_ + SlotsOf(q)) = make_uint4(0, 0, 0, 0);
     }
+    if (threadIdx.x < SingleState::kBuckets) state_->buckets[threadIdx.x] = 0;
     if (threadIdx.x == 0) {
       state_->rest_count = state_->repairs = state_->corrupt = state_->valid = state_->told = 0;
       state_->late[0] = state_->late[1] = 0;
@@ -74,14 +80,13 @@ class SingleRow {
     for (int j = 0; j < kEntries; ++j) key[j] = HasEntry(EntryOf(j)) ? LoadNow(entries + 32 * j) : kNone;
   }
 
-  // Resolves batch row r. `copiers` are the other blocks; with kTells:
-  //   copiers.Miss(number, pool row)     every entry that wants a slot has a number, from 0 on,
-  //   copiers.Misses(count)              how many there are, by all threads, when all are told;
-  //   copiers.Target(number, hot row)    where it goes, or -1.
-  // Take(m, pool row, hot row) gets miss m of those that got a slot. Returns their number.
-  template <bool kTells, typename Copiers, typename Take>
-  __device__ int32_t Run(int32_t r, const BatchRow& row, const int32_t (&key)[kEntries], const Copiers& copiers,
-                         Take take) {
+  // Resolves batch row r. With kCopies `copiers` hears of the misses:
+  //   copiers.Miss(number, pool row)              every entry that wants a slot has a number, from 0 on,
+  //   copiers.Misses(count)                       how many there are, by all threads, when all are told;
+  //   copiers.Target(number, pool row, hot row)   where it goes, or -1.
+  // Returns how many entries have a number.
+  template <bool kCopies, typename Copiers>
+  __device__ int32_t Run(int32_t r, const BatchRow& row, const int32_t (&key)[kEntries], Copiers& copiers) {
     int32_t* const slot_key = a_.residency.slot_key + static_cast<int64_t>(row.state_row) * n();
     int16_t* const global_lru = a_.residency.lru + static_cast<int64_t>(row.state_row) * n();
     const SlotIndex index(args_.single, shared_, &state_->rest_count, n(),
@@ -99,9 +104,20 @@ class SingleRow {
 #pragma unroll
     for (int j = 0; j < kEntries; ++j) wants |= slot[j] == kPending;
     int32_t number[kEntries];
-    if constexpr (kTells) TellMisses(slot, pool_row, copiers, number);
+    const bool sorts = kCopies && kPosition && args_.sorts_misses;
+    if (kCopies && !sorts) {
+      NumberMisses(slot, number);
+      TellMisses(slot, pool_row, number, copiers);
+    }
+    if (sorts) CountMisses(row, key, slot, number);
     const bool any = __syncthreads_or(wants);
-    if constexpr (kTells) copiers.Misses(any ? state_->told : 0);
+    if (sorts && any) {
+      RankBuckets();
+      SortMisses(row, key, slot, number);
+      TellMisses(slot, pool_row, number, copiers);
+    }
+    const int32_t told = kCopies && any ? state_->told : 0;
+    if constexpr (kCopies) copiers.Misses(told);
     if (!any) LetNextStart();  // nothing will be copied: see kMaxRowsForEarlyStart
 
     unsigned stale[kPlaces];
@@ -136,17 +152,17 @@ class SingleRow {
     if (pending > 0) {
       __syncthreads();
       int32_t target[kEntries];
-      TakeVictims(r, row, static_cast<int32_t>(before >> 16), misses, contested, key, first, pool_row, slot_key, take,
-                  target, &valid);
-      if constexpr (kTells) {
+      TakeVictims(r, row, static_cast<int32_t>(before >> 16), misses, contested, key, first, pool_row, slot_key, target,
+                  &valid);
+      if constexpr (kCopies) {
 #pragma unroll
         for (int j = 0; j < kEntries; ++j) {
-          if (slot[j] == kPending) copiers.Target(number[j], target[j]);
+          if (slot[j] == kPending) copiers.Target(number[j], pool_row[j], target[j]);
         }
       }
     }
     PublishCounts(r, n() - stale_total, misses, pending > misses || contested, valid);
-    return misses;
+    return told;
   }
 
  private:
@@ -328,10 +344,8 @@ class SingleRow {
     return outcomes;
   }
 
-  // Numbers the misses in any order, and tells them.
-  template <typename Copiers>
-  __device__ void TellMisses(const int32_t (&slot)[kEntries], const int32_t (&pool_row)[kEntries],
-                             const Copiers& copiers, int32_t (&number)[kEntries]) {
+  // Numbers the misses in any order.
+  __device__ void NumberMisses(const int32_t (&slot)[kEntries], int32_t (&number)[kEntries]) {
     unsigned wanted[kEntries];
     int32_t count = 0;
 #pragma unroll
@@ -347,6 +361,42 @@ class SingleRow {
     for (int j = 0; j < kEntries; ++j) {
       number[j] = base + __popc(wanted[j] & LanesBelow());
       base += __popc(wanted[j]);
+    }
+  }
+
+  // The same in the order of the positions, bucket by bucket, so that rows with one address translation are read
+  // together: first the rank in the bucket; behind a barrier the first number of each bucket; then the numbers.
+  __device__ int32_t BucketOf(const BatchRow& row, int32_t position) const {
+    return position >> max(32 - __clz(row.length) - SingleState::kBucketBits, 0);
+  }
+  __device__ void CountMisses(const BatchRow& row, const int32_t (&key)[kEntries], const int32_t (&slot)[kEntries],
+                              int32_t (&number)[kEntries]) {
+#pragma unroll
+    for (int j = 0; j < kEntries; ++j) {
+      if (slot[j] == kPending) number[j] = atomicAdd(state_->buckets + BucketOf(row, key[j]), 1);
+    }
+  }
+  // Ends with a barrier.
+  __device__ void RankBuckets() {
+    if (threadIdx.x < 32) {
+      const int32_t total = WarpExclusiveScan(state_->buckets, SingleState::kBuckets);
+      if (threadIdx.x == 0) state_->told = total;
+    }
+    __syncthreads();
+  }
+  __device__ void SortMisses(const BatchRow& row, const int32_t (&key)[kEntries], const int32_t (&slot)[kEntries],
+                             int32_t (&number)[kEntries]) {
+#pragma unroll
+    for (int j = 0; j < kEntries; ++j) {
+      if (slot[j] == kPending) number[j] += state_->buckets[BucketOf(row, key[j])];
+    }
+  }
+
+  template <typename Copiers>
+  __device__ void TellMisses(const int32_t (&slot)[kEntries], const int32_t (&pool_row)[kEntries],
+                             const int32_t (&number)[kEntries], Copiers& copiers) {
+#pragma unroll
+    for (int j = 0; j < kEntries; ++j) {
       if (slot[j] == kPending) copiers.Miss(number[j], pool_row[j]);
     }
   }
@@ -432,7 +482,7 @@ class SingleRow {
 
   // Entries whose marks met in the index: repeats, or keys with one place. Ends with a barrier.
   __device__ void FindFirsts(const int32_t (&key)[kEntries], int32_t (&first)[kEntries]) {
-    int32_t* const keys = Part<int32_t>(args_.single.list);
+    int32_t* const keys = Part<int32_t>(args_.single.work);
     EntryTable table(Part<uint16_t>(args_.single.second), keys, (1u << SingleShared::kSecondBits) - 1);
     static_assert(1 << SingleShared::kSecondBits >= 2 * SingleShared::kMaxTopK);
     table.Clear();
@@ -478,12 +528,11 @@ class SingleRow {
   }
 
   // Behind a barrier. Gives the hot rows of the entries that take a victim themselves.
-  template <typename Take>
   __device__ void TakeVictims(int32_t r, const BatchRow& row, int32_t before, int32_t misses, bool contested,
                               const int32_t (&key)[kEntries], const int32_t (&first)[kEntries],
-                              const int32_t (&pool_row)[kEntries], int32_t* slot_key, Take take,
-                              int32_t (&target)[kEntries], int32_t* valid) {
-    int16_t* const slots = Part<int16_t>(args_.single.second);  // of the entries, where repeats want them
+                              const int32_t (&pool_row)[kEntries], int32_t* slot_key, int32_t (&target)[kEntries],
+                              int32_t* valid) {
+    int16_t* const slots = Part<int16_t>(args_.single.work);  // of the entries, where repeats want them
     int32_t evictions = 0;
     int32_t invalid = 0;
 #pragma unroll
@@ -500,7 +549,6 @@ class SingleRow {
         slot = Part<int16_t>(args_.single.victims)[m];
         const int32_t hot_row = access_.PhysicalRow(row, slot);
         target[j] = hot_row;
-        take(m, pool_row[j], hot_row);
         evictions += keys_[slot] >= 0;
         slot_key[slot] = key[j];
         access_.Emit(r, i, hot_row, pool_row[j], 1);

@@ -1,11 +1,11 @@
 // stoker-gpu-bench: steps of a workload file through the CUDA kernels, timed as the peers' bench times the seeds'.
 //
-//   stoker-gpu-bench [--pool-gib N] [--gather-rates] WORKLOAD...
+//   stoker-gpu-bench [--pool-gib N] [--rates] WORKLOAD...
 //
 // The state is reset; one pass over all steps warms it; then five passes, each one CUDA graph of all steps; the median
 // pass divided by the steps is us_per_step. misses_per_step is counted over the timed passes. Every gathered row of the
-// last step is compared with its source. One JSON object a line. --gather-rates looks for the best rate of random rows
-// of the same pool.
+// last step is compared with its source. One JSON object a line. --rates adds the best rate found for random rows of
+// the same pool, and those of commit, store and load.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -20,6 +20,7 @@
 
 #include "kernels/cuda/launch.h"
 #include "tests/gpu/compare_rows.h"
+#include "tests/gpu/gather_probe.h"
 
 namespace stoker::kernels::cuda {
 namespace {
@@ -175,48 +176,101 @@ class WorkloadBench {
            [this](uint32_t step) { CHECK_CUDA(LaunchResolve(At(step), limits_, stream_)); });
   }
 
-  // Random rows of the whole pool, in several sizes of the list and of the grid.
+  // The best rate at which random rows of this pool can be read: over the order of the rows and the number of blocks.
+  // In sequence order the rows of a sequence follow one another; sorted, by position too.
   void GatherRates() {
     std::mt19937_64 random(1);
     constexpr int kRounds = 16;
-    for (const int64_t rows : {4096, 16384, 65536}) {
-      std::vector<int32_t> pool_rows(static_cast<size_t>(rows * kRounds)), hot_rows(static_cast<size_t>(rows));
-      for (int32_t& row : pool_rows) row = static_cast<int32_t>(random() % static_cast<uint64_t>(pool_rows_));
-      const int64_t hot_total = w_.rows * region_;
-      for (size_t i = 0; i < hot_rows.size(); ++i)
-        hot_rows[i] = static_cast<int32_t>(static_cast<int64_t>(i) % hot_total);
-      for (const bool sorted : {false, true}) {
-        if (sorted) {
-          for (int round = 0; round < kRounds; ++round) {
-            std::sort(pool_rows.begin() + round * rows, pool_rows.begin() + (round + 1) * rows);
-          }
-        }
-        int32_t* const device_pool = Device(pool_rows);
-        int32_t* const device_hot = Device(hot_rows);
-        TransferArgs args;
-        args.src = gather_.pool;
-        args.dst = gather_.hot;
-        args.src_row_limit = pool_rows_;
-        args.dst_row_limit = hot_total;
-        args.src_layers = args.dst_layers = &layer_;
-        args.layer_count = 1;
-        args.dst_rows = device_hot;
-        args.count = rows;
+    constexpr int64_t kRows = 16384;
+    const int64_t spread = pool_rows_ / w_.rows;
+    const int64_t hot_total = w_.rows * region_;
+    std::vector<int32_t> hot_rows(kRows);
+    for (size_t i = 0; i < hot_rows.size(); ++i)
+      hot_rows[i] = static_cast<int32_t>(static_cast<int64_t>(i) % hot_total);
+    TransferArgs args = Transfer(gather_.pool, gather_.hot, kRows);
+    args.dst_rows = Device(hot_rows);
+    for (const char* const order : {"random", "sequences", "sorted"}) {
+      std::vector<int32_t> pool_rows(kRows * kRounds);
+      for (int64_t i = 0; i < kRows * kRounds; ++i) {
+        const int64_t sequence =
+            order[0] == 'r' ? static_cast<int64_t>(random() % w_.rows) : i % kRows * w_.rows / kRows;
+        pool_rows[static_cast<size_t>(i)] =
+            static_cast<int32_t>(sequence * spread + static_cast<int64_t>(random() % w_.context));
+      }
+      for (int round = 0; round < kRounds && std::strcmp(order, "sorted") == 0; ++round) {
+        std::sort(pool_rows.begin() + round * kRows, pool_rows.begin() + (round + 1) * kRows);
+      }
+      const int32_t* const device_pool = Device(pool_rows);
+      for (const int blocks : {16, 32, 64, 132}) {
         const double us = Time(
             kRounds,
             [&](uint32_t round) {
               TransferArgs part = args;
-              part.src_rows = device_pool + round * rows;
-              CHECK_CUDA(LaunchTransfer(part, limits_, stream_));
+              part.src_rows = device_pool + round * kRows;
+              CHECK_CUDA(LaunchProbe(part, blocks, stream_));
             },
             [] {});
-        std::printf(
-            "{\"system\": \"random_gather\", \"rows\": %lld, \"sorted\": %s, \"row_bytes\": %u, \"pool_gib\": %.2f, "
-            "\"us\": %.2f, \"gb_per_s\": %.2f}\n",
-            static_cast<long long>(rows), sorted ? "true" : "false", w_.row_bytes, PoolGib(), us,
-            static_cast<double>(rows) * w_.row_bytes / us / 1e3);
+        Rate("random_gather", order, blocks, us, kRows * w_.row_bytes);
       }
     }
+    char* const target = reinterpret_cast<char*>(Device(std::vector<char>(size_t{1} << 30)));
+    const double us = Time(
+        4, [&](uint32_t) { CHECK_CUDA(cudaMemcpyAsync(target, pool_, 1 << 30, cudaMemcpyDefault, stream_)); }, [] {});
+    Rate("copy_engine", "whole", 0, us, int64_t{1} << 30);
+  }
+
+  // Commit of 64 newest rows, and store and load of 32,768 tokens, in 61 layers; against the same bytes in one copy.
+  void TransferRates() {
+    constexpr int32_t kLayers = 61;
+    constexpr int64_t kTokens = 32768;
+    const int64_t layer_bytes = kTokens * w_.row_bytes;
+    char* const host = PoolMemory(static_cast<size_t>(kLayers * layer_bytes));
+    char* const device = reinterpret_cast<char*>(Device(std::vector<char>(static_cast<size_t>(kLayers * layer_bytes))));
+    std::vector<int32_t> layers(kLayers), rows(kTokens);
+    for (int32_t l = 0; l < kLayers; ++l) layers[static_cast<size_t>(l)] = l;
+    for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int32_t>(i);
+    const int32_t* const in_order = Device(rows);
+    // Blocks of a pool in no order.
+    std::vector<int32_t> blocks(kTokens / kBlockRows);
+    for (size_t i = 0; i < blocks.size(); ++i) blocks[i] = static_cast<int32_t>(i);
+    std::shuffle(blocks.begin(), blocks.end(), std::mt19937(1));
+    for (size_t i = 0; i < rows.size(); ++i) {
+      rows[i] = static_cast<int32_t>(blocks[i / kBlockRows] * kBlockRows + static_cast<int64_t>(i) % kBlockRows);
+    }
+    const int32_t* const shuffled = Device(rows);
+    RowFormat format;
+    format.row_bytes = static_cast<int32_t>(w_.row_bytes);
+    RowStore pool, dense;
+    pool.layout = dense.layout = RowLayout::Make(format, kTokens).value();
+    pool.layer_stride = dense.layer_stride = layer_bytes;
+    pool.layers = dense.layers = kLayers;
+    pool.base = reinterpret_cast<std::byte*>(host);
+    dense.base = reinterpret_cast<std::byte*>(device);
+    const auto transfer = [&](const RowStore& from, const RowStore& to, const int32_t* from_rows,
+                              const int32_t* to_rows, int64_t count) {
+      TransferArgs args = Transfer(from, to, count);
+      args.src_layers = args.dst_layers = layers.data();
+      args.layer_count = kLayers;
+      args.src_rows = from_rows;
+      args.dst_rows = to_rows;
+      return Time(
+          4, [&, args](uint32_t) { CHECK_CUDA(LaunchTransfer(args, limits_, stream_)); }, [] {});
+    };
+    Rate("stoker_commit", "64 rows x 61 layers", 0, transfer(dense, pool, in_order, shuffled, 64),
+         64 * kLayers * int64_t{w_.row_bytes});
+    Rate("stoker_store", "32768 rows x 61 layers", 0, transfer(dense, pool, in_order, shuffled, kTokens),
+         kLayers * layer_bytes);
+    Rate("stoker_load", "32768 rows x 61 layers", 0, transfer(pool, dense, shuffled, in_order, kTokens),
+         kLayers * layer_bytes);
+    const size_t bytes = static_cast<size_t>(kLayers * layer_bytes);
+    Rate("copy_engine", "to the pool", 0,
+         Time(
+             4, [&](uint32_t) { CHECK_CUDA(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDefault, stream_)); }, [] {}),
+         kLayers * layer_bytes);
+    Rate("copy_engine", "from the pool", 0,
+         Time(
+             4, [&](uint32_t) { CHECK_CUDA(cudaMemcpyAsync(device, host, bytes, cudaMemcpyDefault, stream_)); }, [] {}),
+         kLayers * layer_bytes);
   }
 
  private:
@@ -227,6 +281,26 @@ class WorkloadBench {
     CHECK_CUDA(cudaMemcpy(memory, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
     memory_.push_back(memory);
     return memory;
+  }
+
+  TransferArgs Transfer(const RowStore& from, const RowStore& to, int64_t count) const {
+    TransferArgs args;
+    args.src = from;
+    args.dst = to;
+    args.src_row_limit = from.layout.rows;
+    args.dst_row_limit = to.layout.rows;
+    args.src_layers = args.dst_layers = &layer_;
+    args.layer_count = 1;
+    args.count = count;
+    return args;
+  }
+
+  void Rate(const char* system, const char* what, int blocks, double us, int64_t bytes) const {
+    std::printf(
+        "{\"system\": \"%s\", \"what\": \"%s\", \"blocks\": %d, \"rows\": %u, \"row_bytes\": %u, \"pool_gib\": %.2f, "
+        "\"us\": %.2f, \"gb_per_s\": %.2f}\n",
+        system, what, blocks, w_.rows, w_.row_bytes, PoolGib(), us, static_cast<double>(bytes) / us / 1e3);
+    std::fflush(stdout);
   }
 
   double PoolGib() const { return static_cast<double>(pool_rows_) * w_.row_bytes / (1 << 30); }
@@ -318,14 +392,14 @@ class WorkloadBench {
 
 int main(int argc, char** argv) {
   int64_t pool_gib = 0;
-  bool gather_rates = false;
+  bool rates = false;
   std::vector<const char*> paths;
   bool usage = false;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--pool-gib") == 0 && i + 1 < argc) {
       pool_gib = std::atoll(argv[++i]);
-    } else if (std::strcmp(argv[i], "--gather-rates") == 0) {
-      gather_rates = true;
+    } else if (std::strcmp(argv[i], "--rates") == 0) {
+      rates = true;
     } else if (argv[i][0] != '-') {
       paths.push_back(argv[i]);
     } else {
@@ -333,14 +407,17 @@ int main(int argc, char** argv) {
     }
   }
   if (usage || paths.empty()) {
-    std::fprintf(stderr, "usage: stoker-gpu-bench [--pool-gib N] [--gather-rates] WORKLOAD...\n");
+    std::fprintf(stderr, "usage: stoker-gpu-bench [--pool-gib N] [--rates] WORKLOAD...\n");
     return 2;
   }
   for (const char* const path : paths) {
     const stoker::kernels::cuda::Workload workload = stoker::kernels::cuda::ReadWorkload(path);
     stoker::kernels::cuda::WorkloadBench bench(workload, pool_gib);
     bench.Run();
-    if (gather_rates) bench.GatherRates();
+    if (rates) {
+      bench.GatherRates();
+      bench.TransferRates();
+    }
   }
   return 0;
 }

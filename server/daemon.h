@@ -1,20 +1,27 @@
 // stokerd as an object: starts everything in order, serves until told to stop, and stops in the reverse order.
 //
-// Start: backend, engine, registry, lock of the socket path, pools of the configuration, metrics, descriptor socket,
+// Start: devices, engine, registry, lock of the socket path, pools of the configuration, metrics, descriptor socket,
 // gRPC, health "serving". Stop: health "not serving", drain (no new session or pool; attached engines are told),
 // running work up to the grace time, sessions, gRPC, descriptor socket, metrics, pools.
 //
-// Thread safety: one thread, that which starts and stops it.
+// A device that is lost (kernels::Backend::OnLost) takes its process with it: nothing that uses CUDA works from then
+// on, so the daemon is told to abandon all sessions and is not stopped in order.
+//
+// Thread safety: one thread, that which starts and stops it; lost() is for any thread.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/impl/service_type.h>
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "kernels/backend.h"
 #include "server/config.h"
@@ -28,8 +35,13 @@ namespace stoker::server {
 
 class Daemon {
  public:
-  // `config` must have passed ValidateConfig and ResolveAutomaticValues. The status names what could not be had.
-  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const DaemonConfig& config);
+  // Makes a backend for each device; tests give their own. The daemon's are those that config.device() names.
+  using MakeBackends = std::function<absl::StatusOr<std::vector<std::unique_ptr<kernels::Backend>>>()>;
+
+  // `config` must have passed ValidateConfig and ResolveAutomaticValues. The status names what could not be had. `lost`
+  // is called, on any thread, when lost() is no longer OK.
+  static absl::StatusOr<std::unique_ptr<Daemon>> Start(
+      const DaemonConfig& config, std::function<void()> lost = [] {}, MakeBackends make_backends = nullptr);
   // Stops, without a grace time, when Stop was not called.
   ~Daemon();
   Daemon(const Daemon&) = delete;
@@ -38,15 +50,24 @@ class Daemon {
   // Drains and stops. Returns within drain_grace_ms and a bounded time for what has to be torn down.
   void Stop();
 
+  // OK, or UNAVAILABLE when a device is lost, with its UUID and the reason.
+  absl::Status lost() const;
+  // Ends all sessions with lost(), and gRPC, without waiting for work longer than a few seconds. For a process that
+  // ends next, without destructors: those that use a lost device may never return.
+  void Abandon();
+
   // Port of tcp_address, 0 without one; and that of metrics.
   int tcp_port() const { return tcp_port_; }
   int metrics_port() const { return metrics_ == nullptr ? 0 : metrics_->port(); }
   core::Registry& registry() { return *registry_; }
 
  private:
-  explicit Daemon(const DaemonConfig& config) : config_(config) {}
+  Daemon(const DaemonConfig& config, std::function<void()> lost) : config_(config), tell_lost_(std::move(lost)) {}
 
-  absl::Status Initialize();
+  absl::Status Initialize(const MakeBackends& make_backends);
+  // The backends that config_.device() names.
+  absl::StatusOr<std::vector<std::unique_ptr<kernels::Backend>>> MakeDevices() const;
+  void OnLost(const absl::Status& status);
   absl::Status CreatePools();
   absl::Status Listen();
   absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> TcpCredentials() const;
@@ -60,7 +81,10 @@ class Daemon {
 
   const DaemonConfig config_;
   rpc::ServiceContext service_;
-  std::unique_ptr<kernels::Backend> backend_;
+  const std::function<void()> tell_lost_;
+  mutable absl::Mutex mutex_;
+  absl::Status lost_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<kernels::Backend>> backends_;
   std::unique_ptr<core::Engine> engine_;
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<core::Registry> registry_;

@@ -28,6 +28,7 @@ inline constexpr int kOutcomeCount = 6;
 struct SessionSpec {
   std::string pool;
   std::string name;
+  std::string device;  // one of Engine::devices; empty: the first
   int64_t state_rows = 0;
   int64_t hot_rows = 0;
   int64_t max_top_k = 0;
@@ -50,6 +51,8 @@ struct ArenaTensor {
 
 struct ArenaLayout {
   uint64_t size_bytes = 0;
+  std::string ipc_handle;       // cudaIpcMemHandle_t of the arena; empty where it has none
+  bool has_descriptor = false;  // SessionStorage::arena_descriptor is one
   std::vector<ArenaTensor> tensors;
   int32_t region_rows = 0;
   int32_t newest_row = 0;
@@ -96,6 +99,7 @@ struct StepWork {
 };
 
 // Whole rows of all layers between the pool and either bytes in host memory or the staging area, [layer][row][bytes].
+// Where the session has a bounce(), bytes in host memory are memory of it.
 struct RowsWork {
   std::vector<int32_t> pool_rows;
   const char* source_bytes = nullptr;  // store from here, or
@@ -103,7 +107,7 @@ struct RowsWork {
   int64_t staging_offset = -1;         // the staging area
 };
 
-// Rows of listed layers to host memory, [layer][row][bytes].
+// Rows of listed layers to host memory, [layer][row][bytes]; memory of the session's bounce(), where it has one.
 struct ReadWork {
   std::vector<int32_t> layers;
   std::vector<int32_t> rows;  // pool rows, or rows of the session's hot cache
@@ -121,6 +125,25 @@ struct InvalidateWork {
   std::vector<int64_t> keys;
 };
 
+// Host memory that a device reaches, and a thread that copies to and from it, for a device that does not reach the
+// memory of messages. Bounded: who asks while it is in use waits for his turn, without a thread.
+//
+// Thread safety: any thread.
+class Bounce {
+ public:
+  // Gives itself back when its last owner lets go of it.
+  using Memory = std::shared_ptr<char>;
+
+  virtual ~Bounce() = default;
+  // The most that can be taken at a time.
+  virtual int64_t capacity_bytes() const = 0;
+  // Calls `taken` with `bytes` (at most capacity_bytes) of memory when that much is free, in the order of the calls, on
+  // the copying thread.
+  virtual void Take(int64_t bytes, absl::AnyInvocable<void(Memory) &&> taken) = 0;
+  // Calls `copy` on the copying thread.
+  virtual void Post(absl::AnyInvocable<void() &&> copy) = 0;
+};
+
 class SessionStorage {
  public:
   // Waits for the session's work, then frees its memory.
@@ -129,6 +152,8 @@ class SessionStorage {
   virtual const ArenaLayout& arena() const = 0;
   // Descriptor of the arena's memory, or -1. Owned by the storage.
   virtual int arena_descriptor() const = 0;
+  // Null where the device reaches all host memory. Outlives the storage.
+  virtual Bounce* bounce() const = 0;
 
   // Gives a state row its block table. The state row is empty.
   virtual absl::Status Open(int32_t state_row, absl::Span<const int32_t> table) = 0;
@@ -166,12 +191,14 @@ class PoolStorage {
 class Engine {
  public:
   virtual ~Engine() = default;
-  virtual std::string device() const = 0;
+  // "cpu", or UUIDs of GPUs. At least one.
+  virtual const std::vector<std::string>& devices() const = 0;
   // Bytes that CreatePool and CreateSession would take.
   virtual absl::StatusOr<int64_t> PoolBytes(const PoolSpec& spec) const = 0;
   virtual absl::StatusOr<int64_t> SessionBytes(const PoolSpec& pool, const SessionSpec& spec) const = 0;
+  // For sessions on all devices.
   virtual absl::StatusOr<std::unique_ptr<PoolStorage>> CreatePool(const PoolSpec& spec) = 0;
-  // `pool` must outlive the session.
+  // On spec.device, which is one of devices(). `pool` must outlive the session.
   virtual absl::StatusOr<std::unique_ptr<SessionStorage>> CreateSession(const PoolSpec& pool_spec, PoolStorage& pool,
                                                                         const SessionSpec& spec) = 0;
 };

@@ -77,7 +77,7 @@ class Registry {
 
   uint64_t epoch() const { return epoch_; }
   const RegistryLimits& limits() const { return limits_; }
-  std::string device() const { return engine_->device(); }
+  const std::vector<std::string>& devices() const { return engine_->devices(); }
 
   // The statuses of proto/stoker/v1/pools.proto.
   void CreatePool(PoolSpec spec, absl::AnyInvocable<void(absl::StatusOr<PoolDescription>) &&> done);

@@ -1,0 +1,94 @@
+#include "server/program.h"
+
+#include <malloc.h>
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+
+#include "absl/synchronization/mutex.h"
+#include "server/config.h"
+#include "server/log.h"
+
+namespace stoker::server {
+namespace {
+
+constexpr int kDeviceLost = 3;
+// A lost device may hold threads for ever; how long sessions may take to hear of it.
+constexpr std::chrono::seconds kAbandonTime(8);
+// How the daemon tells this thread that a device is lost.
+constexpr int kLostSignal = SIGUSR1;
+
+// All threads inherit the mask, so the signals come to Await alone.
+void BlockStopSignals(sigset_t* set) {
+  sigemptyset(set);
+  sigaddset(set, SIGTERM);
+  sigaddset(set, SIGINT);
+  sigaddset(set, kLostSignal);
+  pthread_sigmask(SIG_BLOCK, set, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+}
+
+// Before any thread.
+void TuneProcess() {
+  // Messages of a few hundred KiB come and go with each call: they should come from the heap, which keeps its top,
+  // instead of being mapped and faulted in anew. 40 us of a call of 64 KiB.
+  mallopt(M_MMAP_THRESHOLD, 4 << 20);
+  mallopt(M_TRIM_THRESHOLD, 8 << 20);
+  // Debian's Abseil, which gRPC uses as well, looks for deadlocks at every lock.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+}
+
+// Ends the process without destructors: they could wait for the device.
+[[noreturn]] void EndLost(Daemon& daemon) {
+  Log::Error("a device is lost; the process ends and must be started again",
+             {{"reason", daemon.lost().message()}, {"exit_status", kDeviceLost}});
+  std::thread([] {
+    std::this_thread::sleep_for(kAbandonTime);
+    std::_Exit(kDeviceLost);
+  }).detach();
+  daemon.Abandon();
+  std::_Exit(kDeviceLost);
+}
+
+}  // namespace
+
+int RunProgram(int argc, char** argv, const Daemon::MakeBackends& make_backends) {
+  TuneProcess();
+  absl::StatusOr<CommandLine> command_line = ParseCommandLine(argc, argv);
+  if (!command_line.ok()) {
+    std::fprintf(stderr, "stokerd: %s\n", std::string(command_line.status().message()).c_str());
+    return 2;
+  }
+  if (command_line->action != CommandLine::Action::kRun) {
+    std::fputs(ActionOutput(*command_line).c_str(), stdout);
+    return 0;
+  }
+  DaemonConfig config = command_line->config;
+  ResolveAutomaticValues(&config);
+  Log::Start(*ParseLogLevel(config.log_level()), *ParseLogFormat(config.log_format()));
+  sigset_t stop_signals;
+  BlockStopSignals(&stop_signals);
+  absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(
+      config, [] { kill(getpid(), kLostSignal); }, make_backends);
+  if (!daemon.ok()) {
+    Log::Error("cannot start", {{"reason", daemon.status().message()}});
+    return 1;
+  }
+  int signal_number = 0;
+  do {
+    sigwait(&stop_signals, &signal_number);
+    if (!(*daemon)->lost().ok()) EndLost(**daemon);
+  } while (signal_number == kLostSignal);  // somebody else's
+  Log::Info("signal", {{"number", signal_number}});
+  (*daemon)->Stop();
+  if (!(*daemon)->lost().ok()) EndLost(**daemon);
+  daemon->reset();
+  return 0;
+}
+
+}  // namespace stoker::server

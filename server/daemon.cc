@@ -327,7 +327,7 @@ void Daemon::AwaitFreed() {
 }
 
 void Daemon::Stop() {
-  if (server_ == nullptr) return;
+  if (server_ == nullptr || stopped_) return;
   Log::Info("draining", {{"sessions", registry_->Usage().sessions}, {"drain_grace_ms", config_.drain_grace_ms()}});
   SetServing(false);
   registry_->Drain();
@@ -338,13 +338,13 @@ void Daemon::Stop() {
   AwaitFreed();
   server_->Shutdown(absl::ToChronoTime(absl::Now() + kShutdownTime));
   server_->Wait();
-  server_.reset();
+  stopped_ = true;
   Log::Info("stopped");
 }
 
 void Daemon::Abandon() {
   const absl::Status reason = lost();
-  if (server_ == nullptr) return;
+  if (server_ == nullptr || stopped_) return;
   SetServing(false);
   registry_->Drain();
   for (const std::shared_ptr<core::Session>& session : registry_->Sessions()) {
@@ -355,13 +355,16 @@ void Daemon::Abandon() {
 }
 
 Daemon::~Daemon() {
-  if (server_ != nullptr) {
+  if (server_ != nullptr && !stopped_) {
     server_->Shutdown(std::chrono::system_clock::now());
     server_->Wait();
-    server_.reset();
   }
+  // First what others see of the daemon.
   descriptor_socket_.reset();
+  listen_socket_.reset();
   if (metrics_ != nullptr) metrics_->Stop();
+  // Up to 10 s when a reply once did not fit into a socket: gRPC waits for the poller that it then started.
+  server_.reset();
   services_.clear();
   registry_.reset();
 }

@@ -2,7 +2,8 @@
 //
 // Start: devices, engine, registry, lock of the socket path, pools of the configuration, metrics, descriptor socket,
 // gRPC, health "serving". Stop: health "not serving", drain (no new session or pool; attached engines are told),
-// running work up to the grace time, sessions, gRPC, descriptor socket, metrics, pools.
+// running work up to the grace time, sessions, calls. The destructor: sockets, metrics, gRPC, pools; what the outside
+// sees is gone first.
 //
 // A device that is lost (kernels::Backend::OnLost) takes its process with it: nothing that uses CUDA works from then
 // on, so the daemon is told to abandon all sessions and is not stopped in order.
@@ -47,7 +48,7 @@ class Daemon {
   Daemon(const Daemon&) = delete;
   Daemon& operator=(const Daemon&) = delete;
 
-  // Drains and stops. Returns within drain_grace_ms and a bounded time for what has to be torn down.
+  // Drains and stops serving. Returns within drain_grace_ms and a bounded time for what has to be torn down.
   void Stop();
 
   // OK, or UNAVAILABLE when a device is lost, with its UUID and the reason.
@@ -92,6 +93,7 @@ class Daemon {
   std::unique_ptr<DescriptorSocket> descriptor_socket_;
   std::vector<std::unique_ptr<grpc::Service>> services_;
   std::unique_ptr<grpc::Server> server_;
+  bool stopped_ = false;
   int tcp_port_ = 0;
 };
 

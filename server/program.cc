@@ -11,6 +11,8 @@
 #include <thread>
 
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include "server/config.h"
 #include "server/log.h"
 
@@ -22,6 +24,9 @@ constexpr int kDeviceLost = 3;
 constexpr std::chrono::seconds kAbandonTime(8);
 // How the daemon tells this thread that a device is lost.
 constexpr int kLostSignal = SIGUSR1;
+// After the stop only memory and threads are left, which the process's end gives back as well, and faster: to unpin a
+// pool takes seconds, and gRPC can take 10 (see ~Daemon).
+constexpr absl::Duration kTeardownTime = absl::Seconds(2);
 
 // All threads inherit the mask, so the signals come to Await alone.
 void BlockStopSignals(sigset_t* set) {
@@ -87,7 +92,13 @@ int RunProgram(int argc, char** argv, const Daemon::MakeBackends& make_backends)
   Log::Info("signal", {{"number", signal_number}});
   (*daemon)->Stop();
   if (!(*daemon)->lost().ok()) EndLost(**daemon);
+  absl::Notification torn_down;
+  std::thread limit([&torn_down] {
+    if (!torn_down.WaitForNotificationWithTimeout(kTeardownTime)) std::_Exit(0);
+  });
   daemon->reset();
+  torn_down.Notify();
+  limit.join();
   return 0;
 }
 

@@ -1,11 +1,13 @@
 #include "tests/engine/bounced_backend.h"
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -186,6 +188,10 @@ class Bounced final : public BouncedBackend {
       : name_(std::move(name)),
         device_(std::make_shared<Device>(std::move(host))),
         cpu_(kernels::cpu::MakeCpuBackend(threads)) {}
+
+  ~Bounced() override {
+    if (std::getenv("STOKER_TEST_SLOW_END") != nullptr) std::this_thread::sleep_for(std::chrono::hours(1));
+  }
 
   std::string_view device() const override { return name_; }
   bool reaches_pageable_memory() const override { return false; }

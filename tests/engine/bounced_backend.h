@@ -3,7 +3,8 @@
 // Every pointer of an operation must lie in memory that the backend has given out; anything else ends the process with
 // a message, as a kernel that reads pageable memory ends a CUDA context. Copies may come from and go to anywhere, and
 // are staged as the CUDA backend stages them: the source is read within the call, and the target written when the next
-// Notify completes. On request it loses its device: from then on all work fails, and allocations do.
+// Notify completes. With STOKER_TEST_SLOW_END in the environment it takes an hour to end. On request it loses its
+// device: from then on all work fails, and allocations do.
 //
 // Thread safety: as kernels::Backend.
 #pragma once

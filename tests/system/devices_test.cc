@@ -1,17 +1,15 @@
-// A daemon with several devices that do not reach the memory of messages. The other suites run on it as well, as
-// NAME_bounced; here is what they do not see.
-#include <signal.h>
-
+// A daemon with several devices that do not reach the memory of messages: bounced_daemon, or the GPUs of this machine.
+// The other suites run on both as well; here is what they do not see.
 #include <future>
 
-#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "tests/system/daemon_fixture.h"
 
 namespace stoker::system_test {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr int64_t kMessageBytes = 1 << 20;
@@ -20,7 +18,15 @@ class DevicesTest : public DaemonTest {
  protected:
   DevicesTest()
       : DaemonTest({absl::StrCat("--max-message-bytes=", kMessageBytes)}),
-        pool_(CreatePool(LinearPool("p", 4, 656, 512))) {}
+        pool_(CreatePool(LinearPool("p", 4, 656, 512))) {
+    const auto status = client().GetStatus();
+    EXPECT_TRUE(status.ok()) << status.status();
+    if (status.ok()) devices_.assign(status->devices().begin(), status->devices().end());
+  }
+
+  // The same one where there is only one.
+  const std::string& first() const { return devices_.front(); }
+  const std::string& last() const { return devices_.back(); }
 
   v1::AttachRequest On(const std::string& device, const std::string& name) const {
     v1::AttachRequest request = AttachTo(pool_, name, 8, 64, 16, 512);
@@ -29,35 +35,36 @@ class DevicesTest : public DaemonTest {
   }
 
   const v1::PoolSpec pool_;
+  std::vector<std::string> devices_;
 };
 
 TEST_F(DevicesTest, SessionsChooseADeviceByName) {
-  const auto status = client().GetStatus();
-  ASSERT_TRUE(status.ok()) << status.status();
-  EXPECT_THAT(status->devices(), ElementsAre("GPU-first", "GPU-second"));
-  Rank any(client(), pool_, On("", "any")), second(client(), pool_, On("GPU-second", "second"));
-  EXPECT_EQ(any.session().info().device(), "GPU-first");
-  EXPECT_EQ(second.session().info().device(), "GPU-second");
+  EXPECT_THAT(devices_, ::testing::Each(::testing::StartsWith("GPU-")));
+  Rank any(client(), pool_, On("", "any")), named(client(), pool_, On(last(), "named"));
+  EXPECT_EQ(any.session().info().device(), first());
+  EXPECT_EQ(named.session().info().device(), last());
   const auto sessions = client().ListSessions();
   ASSERT_TRUE(sessions.ok());
   for (const v1::SessionInfo& info : sessions->sessions()) {
-    EXPECT_EQ(info.device(), info.name() == "any" ? "GPU-first" : "GPU-second");
+    EXPECT_EQ(info.device(), info.name() == "any" ? first() : last());
   }
   auto series = Scrape(daemon().metrics_port());
-  EXPECT_EQ(series["stoker_device_info{device=\"GPU-first\",backend=\"cuda\"}"], 1);
-  EXPECT_EQ(series["stoker_device_info{device=\"GPU-second\",backend=\"cuda\"}"], 1);
+  for (const std::string& device : devices_) {
+    EXPECT_EQ(series[absl::StrCat("stoker_device_info{device=\"", device, "\",backend=\"cuda\"}")], 1);
+  }
 }
 
 TEST_F(DevicesTest, ADeviceThatIsNotThereIsRefusedWithThoseThatAre) {
-  for (const std::string device : {"cpu", "GPU-third", "GPU-first ", "\n"}) {
+  for (const std::string& device : {std::string("cpu"), std::string("GPU-third"), first() + " ", std::string("\n")}) {
     const absl::Status status = client().Attach(On(device, "rank")).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-    EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("device: \""), HasSubstr("GPU-first, GPU-second")));
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("device: \""), HasSubstr(absl::StrJoin(devices_, ", "))));
   }
 }
 
 TEST_F(DevicesTest, OnePoolServesAllDevices) {
-  Rank writer(client(), pool_, On("GPU-first", "writer")), reader(client(), pool_, On("GPU-second", "reader"));
+  Rank writer(client(), pool_, On(first(), "writer")), reader(client(), pool_, On(last(), "reader"));
   const Tokens tokens = MakeTokens(7, 200);
   const Sequence written = writer.Open(tokens, 200, "shared");
   const Sequence read = reader.Open(tokens, 200, "shared");
@@ -76,7 +83,7 @@ TEST_F(DevicesTest, OnePoolServesAllDevices) {
 TEST_F(DevicesTest, MessagesWaitForEachOther) {
   constexpr uint32_t kRows = 380;  // 4 layers of 656 bytes each: just under a message
   static_assert(kRows * 4 * 656 < kMessageBytes - 4096);
-  Rank rank(client(), pool_, On("GPU-second", "rank"));
+  Rank rank(client(), pool_, On(last(), "rank"));
   std::vector<Sequence> sequences;
   for (int i = 0; i < 8; ++i) {
     const Tokens tokens = MakeTokens(100 + i, kRows);
@@ -102,7 +109,7 @@ TEST_F(DevicesTest, MessagesWaitForEachOther) {
 
 // Rows of a message are copied before the work that moves them, and an operation behind it sees them.
 TEST_F(DevicesTest, AStoreAnswersWhenItsRowsAreThere) {
-  Rank rank(client(), pool_, On("GPU-first", "rank"));
+  Rank rank(client(), pool_, On(first(), "rank"));
   const Sequence sequence = rank.Open(MakeTokens(9, 64), 128);
   for (uint32_t pass = 0; pass < 20; ++pass) {
     Sequence rewritten = sequence;
@@ -112,41 +119,6 @@ TEST_F(DevicesTest, AStoreAnswersWhenItsRowsAreThere) {
     rank.CheckStored(rewritten, 64);
     ASSERT_FALSE(HasFailure()) << pass;
   }
-}
-
-class LostDeviceTest : public ::testing::Test {
- protected:
-  TestDaemon daemon_;
-  const client::Client client_ = daemon_.Connect();
-};
-
-TEST_F(LostDeviceTest, TheDaemonTellsItsSessionsAndEndsWithAStatusOfItsOwn) {
-  v1::CreatePoolRequest create;
-  *create.mutable_spec() = LinearPool("p", 2, 48, 64);
-  const auto pool = client_.CreatePool(create);
-  ASSERT_TRUE(pool.ok()) << pool.status();
-  absl::Mutex mutex;
-  absl::Status end;
-  client::SessionOptions options = WithoutReattach();
-  options.on_ended = [&](const absl::Status& status) {
-    absl::MutexLock lock(&mutex);
-    end = status;
-  };
-  v1::AttachRequest request = AttachTo(pool->pool().spec(), "rank");
-  Rank rank(client_, pool->pool().spec(), request, options);
-  const Sequence sequence = rank.Open(MakeTokens(1, 32), 32);
-  daemon_.process().Signal(SIGUSR2);
-  EXPECT_EQ(daemon_.process().Wait(absl::Seconds(20)), 3) << daemon_.process().Output();
-  EXPECT_TRUE(Eventually(absl::Seconds(10), [&] {
-    absl::MutexLock lock(&mutex);
-    return !end.ok();
-  }));
-  EXPECT_EQ(end.code(), absl::StatusCode::kUnavailable) << end;
-  EXPECT_THAT(std::string(end.message()), HasSubstr("device is lost"));
-  EXPECT_THAT(daemon_.process().Output(),
-              AllOf(HasSubstr("a device is lost; the process ends"), HasSubstr("a test took it away")));
-  daemon_.Restart();
-  EXPECT_EQ(daemon_.Stop(), 0);
 }
 
 }  // namespace

@@ -24,6 +24,7 @@ constexpr uint64_t kDsv4PageRows = 64;
 constexpr uint64_t kDsv4ValueBytes = 576;
 constexpr uint64_t kDsv4ScaleBytes = 8;
 constexpr size_t kMaxRank = 3;
+constexpr size_t kIpcHandleBytes = 64;  // of a cudaIpcMemHandle_t
 
 // The session's figures that the tensors' shapes follow from.
 struct Geometry {
@@ -320,6 +321,10 @@ absl::StatusOr<std::shared_ptr<const Arena>> Arena::MapDevice(const v1::AttachRe
   const v1::ArenaLayout& layout = attached.arena();
   if (layout.cuda_ipc_handle().empty()) {
     return absl::FailedPreconditionError("the daemon offers no handle of the arena: cuda_ipc_handle is empty");
+  }
+  if (layout.cuda_ipc_handle().size() != kIpcHandleBytes) {
+    return absl::InternalError(
+        absl::StrCat("arena cuda_ipc_handle has ", layout.cuda_ipc_handle().size(), " bytes, not ", kIpcHandleBytes));
   }
   if (absl::Status status = CheckSize(layout); !status.ok()) return status;
   absl::StatusOr<std::unique_ptr<DeviceMapping>> mapping =

@@ -82,10 +82,7 @@ absl::StatusOr<size_t> AllocationBytes(void* memory) {
 absl::StatusOr<std::unique_ptr<DeviceMapping>> DeviceMapping::Open(absl::string_view ipc_handle,
                                                                    absl::string_view device, uint64_t bytes) {
   cudaIpcMemHandle_t handle;
-  if (ipc_handle.size() != sizeof handle.reserved) {
-    return absl::InternalError(
-        absl::StrCat("arena cuda_ipc_handle has ", ipc_handle.size(), " bytes, not ", sizeof handle.reserved));
-  }
+  if (ipc_handle.size() != sizeof handle.reserved) return absl::InternalError("arena: not a handle");
   std::memcpy(handle.reserved, ipc_handle.data(), ipc_handle.size());
   const absl::StatusOr<int> ordinal = FindDevice(device);
   if (!ordinal.ok()) return ordinal.status();

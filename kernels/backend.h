@@ -100,8 +100,8 @@ class Backend {
   // Zeroed host memory that operations and copies of every backend of its kind reach.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(size_t bytes) = 0;
   virtual absl::StatusOr<std::unique_ptr<Stream>> CreateStream() = 0;
-  // Calls `lost` once, with an UNAVAILABLE status, when the device can no longer be used: all work fails from then on,
-  // also that of other processes' making. On any thread, at once if it is so already; `lost` must not block. Set once.
+  // Calls `lost` once, with an UNAVAILABLE status, when the device can no longer be used: all work fails from then on.
+  // On any thread, at once if it is so already; `lost` must not block. To be set once. The CPU is never lost.
   virtual void OnLost(absl::AnyInvocable<void(absl::Status) &&> /*lost*/) {}
 };
 

@@ -415,7 +415,7 @@ void Session::Read(ReadRequest request, char* target, Done<uint64_t> done) {
                done = std::move(done)](absl::StatusOr<uint64_t> read) mutable {
                 if (!read.ok()) {
                   memory.reset();
-                  std::move(done)(read);
+                  std::move(done)(read.status());
                   return;
                 }
                 self->bounce_->Post([memory = std::move(memory), bytes, target, done = std::move(done)]() mutable {

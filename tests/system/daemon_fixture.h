@@ -18,11 +18,12 @@
 
 namespace stoker::system_test {
 
-// Paths of the programs, from CMake. The environment variables STOKER_TEST_DAEMON and STOKER_TEST_CLIENT name others,
-// such as those built with a sanitizer or for a release.
+// Paths of the programs, from CMake. The environment variables STOKER_TEST_DAEMON, STOKER_TEST_BOUNCED_DAEMON and
+// STOKER_TEST_CLIENT name others, such as those built with a sanitizer or for a release.
 std::string StokerdPath();
 std::string ClientProcessPath();
-// What the daemons get as --device: the environment variable STOKER_TEST_DEVICE, else cpu.
+// The environment variable STOKER_TEST_DEVICE, else cpu: what the daemons get as --device, or "bounced" for
+// bounced_daemon.
 std::string TestDevice();
 
 // One daemon. Flags are added to those that every test needs: socket, metrics on a free port, a short grace time.

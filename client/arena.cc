@@ -24,6 +24,7 @@ constexpr uint64_t kDsv4PageRows = 64;
 constexpr uint64_t kDsv4ValueBytes = 576;
 constexpr uint64_t kDsv4ScaleBytes = 8;
 constexpr size_t kMaxRank = 3;
+constexpr size_t kIpcHandleBytes = 64;  // of a cudaIpcMemHandle_t
 
 // The session's figures that the tensors' shapes follow from.
 struct Geometry {
@@ -272,6 +273,12 @@ absl::StatusOr<FileDescriptor> FetchDescriptor(const std::string& path, absl::st
   return ReceiveDescriptor(socket.get(), path, deadline);
 }
 
+absl::Status CheckSize(const v1::ArenaLayout& layout) {
+  if (layout.size_bytes() > 0 && layout.size_bytes() <= std::numeric_limits<ptrdiff_t>::max()) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("arena size_bytes ", layout.size_bytes(), " is not 1 to ", std::numeric_limits<ptrdiff_t>::max()));
+}
+
 }  // namespace
 
 FileDescriptor::~FileDescriptor() {
@@ -285,12 +292,16 @@ FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
 }
 
 Arena::~Arena() {
-  if (data_ != nullptr) munmap(data_, size_bytes_);
+  if (device_ == nullptr && data_ != nullptr) munmap(data_, size_bytes_);
 }
 
 absl::StatusOr<std::shared_ptr<const Arena>> Arena::Map(const v1::AttachRequest& request, const v1::Attached& attached,
                                                         absl::Time deadline) {
   const std::string& path = attached.arena().descriptor_socket();
+  if (!attached.arena().cuda_ipc_handle().empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the arena is memory of ", attached.device(), ", not of the host: ask for ArenaMapping::kDevice"));
+  }
   if (path.empty()) {
     return absl::FailedPreconditionError("the daemon offers no descriptor of the arena: descriptor_socket is empty");
   }
@@ -305,20 +316,54 @@ std::shared_ptr<const Arena> Arena::Unmapped(const absl::Status& why) {
   return arena;
 }
 
+absl::StatusOr<std::shared_ptr<const Arena>> Arena::MapDevice(const v1::AttachRequest& request,
+                                                              const v1::Attached& attached) {
+  const v1::ArenaLayout& layout = attached.arena();
+  if (layout.cuda_ipc_handle().empty()) {
+    return absl::FailedPreconditionError("the daemon offers no handle of the arena: cuda_ipc_handle is empty");
+  }
+  if (layout.cuda_ipc_handle().size() != kIpcHandleBytes) {
+    return absl::InternalError(
+        absl::StrCat("arena cuda_ipc_handle has ", layout.cuda_ipc_handle().size(), " bytes, not ", kIpcHandleBytes));
+  }
+  if (absl::Status status = CheckSize(layout); !status.ok()) return status;
+  absl::StatusOr<std::unique_ptr<DeviceMapping>> mapping =
+      DeviceMapping::Open(layout.cuda_ipc_handle(), attached.device(), layout.size_bytes());
+  if (!mapping.ok()) return mapping.status();
+  std::shared_ptr<Arena> arena(new Arena);
+  arena->device_ = *std::move(mapping);
+  arena->data_ = arena->device_->data();
+  if (absl::Status status = arena->MakeViews(request, attached); !status.ok()) return status;
+  return arena;
+}
+
 absl::StatusOr<std::shared_ptr<const Arena>> Arena::FromDescriptor(const v1::AttachRequest& request,
                                                                    const v1::Attached& attached,
                                                                    FileDescriptor descriptor) {
   const v1::ArenaLayout& layout = attached.arena();
-  if (layout.size_bytes() == 0 || layout.size_bytes() > std::numeric_limits<ptrdiff_t>::max()) {
-    return absl::InternalError(
-        absl::StrCat("arena size_bytes ", layout.size_bytes(), " is not 1 to ", std::numeric_limits<ptrdiff_t>::max()));
-  }
+  if (absl::Status status = CheckSize(layout); !status.ok()) return status;
   struct stat file {};
   if (fstat(descriptor.get(), &file) != 0) return absl::ErrnoToStatus(errno, "arena descriptor");
   if (file.st_size < 0 || static_cast<uint64_t>(file.st_size) < layout.size_bytes()) {
     return absl::InternalError(absl::StrCat("arena size_bytes ", layout.size_bytes(), " is more than the ",
                                             file.st_size, " bytes behind the descriptor"));
   }
+  std::shared_ptr<Arena> arena(new Arena);
+  void* const mapping = mmap(nullptr, layout.size_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor.get(), 0);
+  if (mapping == MAP_FAILED) {
+    const int error = errno;
+    return error == ENOMEM ? absl::ResourceExhaustedError(
+                                 absl::StrCat("arena of ", layout.size_bytes(), " bytes: no address space"))
+                           : absl::ErrnoToStatus(error, absl::StrCat("arena of ", layout.size_bytes(), " bytes"));
+  }
+  arena->data_ = static_cast<std::byte*>(mapping);
+  arena->size_bytes_ = layout.size_bytes();
+  if (absl::Status status = arena->MakeViews(request, attached); !status.ok()) return status;
+  return arena;
+}
+
+absl::Status Arena::MakeViews(const v1::AttachRequest& request, const v1::Attached& attached) {
+  const v1::ArenaLayout& layout = attached.arena();
   absl::StatusOr<Tensors> tensors = CheckTensors(layout);
   if (!tensors.ok()) return tensors.status();
   if (layout.region_rows() < request.hot_rows() || layout.newest_row() >= layout.region_rows()) {
@@ -329,23 +374,13 @@ absl::StatusOr<std::shared_ptr<const Arena>> Arena::FromDescriptor(const v1::Att
   geometry.hot_cache_rows = uint64_t{request.state_rows()} * layout.region_rows();
   geometry.max_batch_rows = request.max_batch_rows() != 0 ? request.max_batch_rows() : request.state_rows();
   geometry.max_top_k = request.max_top_k();
-
-  std::shared_ptr<Arena> arena(new Arena);
-  void* const mapping = mmap(nullptr, layout.size_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor.get(), 0);
-  if (mapping == MAP_FAILED) {
-    const int error = errno;
-    return error == ENOMEM ? absl::ResourceExhaustedError(
-                                 absl::StrCat("arena of ", layout.size_bytes(), " bytes: no address space"))
-                           : absl::ErrnoToStatus(error, absl::StrCat("arena of ", layout.size_bytes(), " bytes"));
-  }
-  std::byte* const data = static_cast<std::byte*>(mapping);
-  arena->data_ = data;
-  arena->size_bytes_ = layout.size_bytes();
-  arena->region_rows_ = layout.region_rows();
-  arena->newest_row_ = layout.newest_row();
+  std::byte* const data = data_;
+  size_bytes_ = layout.size_bytes();
+  region_rows_ = layout.region_rows();
+  newest_row_ = layout.newest_row();
 
   const v1::PoolSpec& pool = attached.pool();
-  arena->part_count_ = pool.row_layout() == v1::ROW_LAYOUT_LINEAR ? 1 : 2;
+  part_count_ = pool.row_layout() == v1::ROW_LAYOUT_LINEAR ? 1 : 2;
   if (pool.row_layout() == v1::ROW_LAYOUT_DSV4_PAGED && layout.region_rows() % kDsv4PageRows != 0) {
     return absl::InternalError(
         absl::StrCat("arena region_rows ", layout.region_rows(), " is no multiple of ", kDsv4PageRows));
@@ -366,9 +401,9 @@ absl::StatusOr<std::shared_ptr<const Arena>> Arena::FromDescriptor(const v1::Att
                                                 "' is unknown to this version of the client"));
     }
   };
-  arena->groups_.reserve(static_cast<size_t>(request.groups_size()));
+  groups_.reserve(static_cast<size_t>(request.groups_size()));
   for (int i = 0; i < request.groups_size(); ++i) {
-    Group& group = arena->groups_.emplace_back();
+    Group& group = groups_.emplace_back();
     auto indices = FindMatrix<int32_t>(*tensors, data, absl::StrCat("indices.", i), geometry);
     if (!indices.ok()) return indices.status();
     group.indices = *indices;
@@ -380,8 +415,8 @@ absl::StatusOr<std::shared_ptr<const Arena>> Arena::FromDescriptor(const v1::Att
     group.misses = absl::Span<const int32_t>(reinterpret_cast<const int32_t*>(data + (*misses)->offset_bytes()),
                                              geometry.max_batch_rows);
     for (const uint32_t layer : request.groups(i).layers()) {
-      Layer& parts = arena->layers_[layer];
-      for (int part = 0; part < arena->part_count_; ++part) {
+      Layer& parts = layers_[layer];
+      for (int part = 0; part < part_count_; ++part) {
         absl::StatusOr<HotPartView> view = find_part(layer, part);
         if (!view.ok()) return view.status();
         parts.part[part] = *view;
@@ -391,9 +426,20 @@ absl::StatusOr<std::shared_ptr<const Arena>> Arena::FromDescriptor(const v1::Att
   if (request.staging_bytes() > 0) {
     auto staging = Find(*tensors, "staging", "u8", {request.staging_bytes()});
     if (!staging.ok()) return staging.status();
-    arena->staging_ = absl::Span<std::byte>(data + (*staging)->offset_bytes(), request.staging_bytes());
+    staging_ = absl::Span<std::byte>(data + (*staging)->offset_bytes(), request.staging_bytes());
   }
-  return arena;
+  return absl::OkStatus();
+}
+
+absl::Status Arena::Copy(void* to, const void* from, const void* view, size_t bytes) const {
+  if (!status_.ok()) return status_;
+  const auto begin = reinterpret_cast<uintptr_t>(data_), at = reinterpret_cast<uintptr_t>(view);
+  if (at < begin || at - begin > size_bytes_ || bytes > size_bytes_ - (at - begin)) {
+    return absl::OutOfRangeError(absl::StrCat("view of ", bytes, " bytes does not lie in the arena"));
+  }
+  if (device_ != nullptr) return device_->Copy(to, from, bytes);
+  if (bytes > 0) std::memcpy(to, from, bytes);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<const Arena::Group*> Arena::FindGroup(uint32_t group) const {

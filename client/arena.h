@@ -9,12 +9,16 @@
 //     arithmetic, against size_bytes and against the descriptor's real size, before any of it is used.
 //  2. Rows of a view are dense, elements are aligned, and no two dense tensors overlap.
 //  3. Views do not own: they end with the last shared_ptr to their Arena.
+//
+// An arena on a GPU, on_device(), has views of device addresses: for kernels and cudaMemcpyAsync, not for host code,
+// which uses CopyIn and CopyOut. Only ArenaMapping::kDevice gives one.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -23,6 +27,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "client/device_mapping.h"
 #include "stoker/v1/pools.pb.h"
 #include "stoker/v1/sessions.pb.h"
 
@@ -109,9 +114,15 @@ class Arena {
   // Fetches the descriptor from layout.descriptor_socket with the session's token, and maps it.
   //
   // UNAVAILABLE: nobody listens at the socket; PERMISSION_DENIED: it may not be opened, or the daemon sent no
-  // descriptor; DEADLINE_EXCEEDED; FAILED_PRECONDITION: the daemon offers no descriptor; errors of FromDescriptor.
+  // descriptor; DEADLINE_EXCEEDED; FAILED_PRECONDITION: the daemon offers no descriptor, or the arena is on a GPU;
+  // errors of FromDescriptor.
   static absl::StatusOr<std::shared_ptr<const Arena>> Map(const v1::AttachRequest& request,
                                                           const v1::Attached& attached, absl::Time deadline);
+  // Opens layout.cuda_ipc_handle of a session on a GPU. FAILED_PRECONDITION: the daemon offers no handle; errors of
+  // DeviceMapping::Open, of which UNIMPLEMENTED means that this client was built without CUDA; INTERNAL as of
+  // FromDescriptor.
+  static absl::StatusOr<std::shared_ptr<const Arena>> MapDevice(const v1::AttachRequest& request,
+                                                                const v1::Attached& attached);
   // Checks the layout and maps `descriptor`. INTERNAL: a layout that cannot be (the message names tensor, field, value
   // and limit); RESOURCE_EXHAUSTED: no address space.
   static absl::StatusOr<std::shared_ptr<const Arena>> FromDescriptor(const v1::AttachRequest& request,
@@ -127,6 +138,17 @@ class Arena {
   // OK when mapped.
   const absl::Status& status() const { return status_; }
   absl::Span<std::byte> bytes() const { return absl::Span<std::byte>(data_, size_bytes_); }
+  bool on_device() const { return device_ != nullptr; }
+  // Copies all of `view`, which must lie in bytes(), to or from host memory, and waits for that. Works for every mapped
+  // arena. OUT_OF_RANGE: the view does not lie there.
+  template <typename T>
+  absl::Status CopyOut(absl::Span<T> view, std::remove_const_t<T>* target) const {
+    return Copy(target, view.data(), view.data(), view.size() * sizeof(T));
+  }
+  template <typename T>
+  absl::Status CopyIn(const T* source, absl::Span<T> view) const {
+    return Copy(view.data(), source, view.data(), view.size() * sizeof(T));
+  }
   size_t region_rows() const { return region_rows_; }
   size_t newest_row() const { return newest_row_; }
   // First hot row of a state row's region; its newest row is newest_row() further.
@@ -158,8 +180,12 @@ class Arena {
 
   Arena() = default;
   absl::StatusOr<const Group*> FindGroup(uint32_t group) const;
+  // Makes the views of memory that is mapped at data_. The layout is what FromDescriptor says.
+  absl::Status MakeViews(const v1::AttachRequest& request, const v1::Attached& attached);
+  absl::Status Copy(void* to, const void* from, const void* view, size_t bytes) const;
 
   absl::Status status_;
+  std::unique_ptr<DeviceMapping> device_;  // null: data_ is mapped host memory
   std::byte* data_ = nullptr;
   size_t size_bytes_ = 0;
   size_t region_rows_ = 0;

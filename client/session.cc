@@ -383,6 +383,9 @@ class Session::Impl {
         return Arena::Unmapped(absl::FailedPreconditionError("the session was told not to map its arena"));
       case ArenaMapping::kRequired:
         return Arena::Map(request_, attached, deadline);
+      case ArenaMapping::kDevice:
+        return attached.arena().cuda_ipc_handle().empty() ? Arena::Map(request_, attached, deadline)
+                                                          : Arena::MapDevice(request_, attached);
       case ArenaMapping::kWherePossible:
         break;
     }

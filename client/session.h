@@ -42,11 +42,15 @@
 namespace stoker::client {
 
 enum class ArenaMapping {
-  // Maps where the daemon is reached through a Unix socket and offers the arena. A failure is in arena()->status().
+  // Maps an arena in host memory where the daemon is reached through a Unix socket and offers it. A failure is in
+  // arena()->status(); so is that the arena is on a GPU.
   kWherePossible,
-  // Attach fails when the arena cannot be mapped.
+  // Attach fails when the arena cannot be mapped, or is on a GPU.
   kRequired,
   kNever,
+  // Attach fails when the arena cannot be mapped, wherever it is. Where arena()->on_device(), its views are device
+  // addresses.
+  kDevice,
 };
 
 struct SessionOptions {

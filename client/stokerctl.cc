@@ -212,6 +212,7 @@ std::string ToText(const v1::ListSessionsResponse& response) {
   Table table({{"SESSION", kRight},
                {"NAME"},
                {"POOL"},
+               {"DEVICE"},
                {"ATTACHED", kRight},
                {"ARENA", kRight},
                {"SEQUENCES", kRight},
@@ -225,7 +226,7 @@ std::string ToText(const v1::ListSessionsResponse& response) {
     const uint64_t total = lookups.hot() + lookups.newest() + lookups.resident() + lookups.miss() +
                            lookups.duplicate() + lookups.invalid();
     table.Add({absl::StrCat(session.session_id()), PlainText(session.name()), PlainText(session.pool()),
-               SpanText(absl::Milliseconds(static_cast<int64_t>(session.attached_ms()))),
+               PlainText(session.device()), SpanText(absl::Milliseconds(static_cast<int64_t>(session.attached_ms()))),
                BytesText(session.arena_bytes()), absl::StrCat(session.open_sequences(), "/", session.state_rows()),
                absl::StrCat(session.reserved_blocks(), "/", session.max_reserved_blocks()),
                absl::StrCat(session.steps()), absl::StrCat(total), ShareText(lookups.hot(), total),

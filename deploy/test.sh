@@ -40,13 +40,15 @@ sanitize() {
   shift
   local tests=(block_allocator_test pool_model_test pool_spec_test pool_test pool_threads_test pool_trace_test
     pool_write_test prefix_index_test kernels_checks_test kernels_resolve_test kernels_rows_test kernels_streams_test
-    descriptor_socket_test listen_socket_test log_test metrics_test pool_meter_test config_test "$@")
+    descriptor_socket_test listen_socket_test log_test metrics_test pool_meter_test config_test device_choice_test
+    bounce_memory_test "$@")
   cmake --preset "$preset"
-  cmake --build --preset "$preset" --parallel "$jobs" --target stokerd "${tests[@]}"
+  cmake --build --preset "$preset" --parallel "$jobs" --target stokerd bounced_daemon "${tests[@]}"
   local pattern
   pattern=$(IFS='|' && printf '^(%s)$' "${tests[*]}")
   env -u STOKER_SHARED ctest --preset "$preset" -R "$pattern"
-  STOKER_TEST_DAEMON="$PWD/build/$preset/bin/stokerd" TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp" \
+  STOKER_TEST_DAEMON="$PWD/build/$preset/bin/stokerd" \
+    STOKER_TEST_BOUNCED_DAEMON="$PWD/build/$preset/bin/bounced_daemon" TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp" \
     ctest --preset ci -L system -E 'replay|load_test'
 }
 stage_asan() { sanitize asan client_test; }

@@ -51,6 +51,8 @@ class Buffer {
   virtual int descriptor() const { return -1; }
   // All of it for another process, for as long as the buffer lives.
   virtual ExportedMemory exported() const { return {}; }
+  // The bytes of the cudaIpcMemHandle_t by which another process maps the memory, or none.
+  virtual std::string_view ipc_handle() const { return {}; }
 };
 
 // What the making of a pool is at.
@@ -143,9 +145,12 @@ class Backend {
   virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocateShared(size_t bytes) = 0;
   // Zeroed device memory that no client can map.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocatePrivate(size_t bytes) = 0;
-  // Host memory that device copies reach fast.
+  // Zeroed host memory that operations and copies of every backend of its kind reach.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(size_t bytes) = 0;
   virtual absl::StatusOr<std::unique_ptr<Stream>> CreateStream() = 0;
+  // Calls `lost` once, with an UNAVAILABLE status, when the device can no longer be used: all work fails from then on.
+  // On any thread, at once if it is so already; `lost` must not block. To be set once. The CPU is never lost.
+  virtual void OnLost(absl::AnyInvocable<void(absl::Status) &&> /*lost*/) {}
 };
 
 }  // namespace stoker::kernels

@@ -28,6 +28,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "server/core/pool_spec.h"
+#include "server/device_choice.h"
 
 namespace stoker::server {
 namespace {
@@ -491,12 +492,9 @@ class Validator {
   }
 
   void CheckDevice() {
-    const std::string& device = config_.device();
-    if (device == "auto" || device == "cpu") return;
-    const bool cuda = device == "cuda" || absl::StartsWith(device, "cuda:");
-    Add(DaemonConfig::kDeviceFieldNumber,
-        absl::StrCat("device ", Quoted(device),
-                     cuda ? ": this build has only the CPU backend; use auto or cpu" : " is not auto or cpu"));
+    if (absl::Status status = CheckDeviceForm(config_.device()); !status.ok()) {
+      Add(DaemonConfig::kDeviceFieldNumber, absl::StrCat("device ", status.message()));
+    }
   }
 
   void CheckPools() {
@@ -751,7 +749,6 @@ int64_t AvailableMemoryBytes(const std::string& root) {
 }
 
 void ResolveAutomaticValues(DaemonConfig* config) {
-  if (config->device() == "auto") config->set_device("cpu");
   if (config->cpu_threads() == 0) config->set_cpu_threads(std::max(1u, std::thread::hardware_concurrency()));
   if (config->max_pool_bytes() == 0) config->set_max_pool_bytes(AvailableMemoryBytes("") / 5 * 4);
 }

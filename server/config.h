@@ -49,8 +49,8 @@ absl::Status ValidateConfig(const DaemonConfig& config);
 // tests give a folder of their own. 0: not known.
 int64_t AvailableMemoryBytes(const std::string& root);
 
-// Replaces what means "as the machine allows" by this machine's figures: device auto, cpu_threads 0, max_pool_bytes 0
-// (four fifths of the available memory, or of what the control group leaves if that is less).
+// Replaces what means "as the machine allows" by this machine's figures: cpu_threads 0, max_pool_bytes 0 (four fifths
+// of the available memory, or of what the control group leaves if that is less).
 void ResolveAutomaticValues(DaemonConfig* config);
 
 }  // namespace stoker::server

@@ -17,9 +17,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "server/device_choice.h"
 #include "server/engine/engine.h"
+#include "server/gpus.h"
 #include "server/log.h"
 #include "server/rpc/pool_messages.h"
 #include "server/rpc/services.h"
@@ -113,15 +116,60 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonConfig& config
   return daemon;
 }
 
-absl::Status Daemon::Initialize(const MakeBackends& make_backends) {
-  if (make_backends != nullptr) {
-    absl::StatusOr<std::vector<std::unique_ptr<kernels::Backend>>> backends = make_backends();
-    if (!backends.ok()) return backends.status();
-    backends_ = *std::move(backends);
-  } else {
-    backends_.push_back(kernels::cpu::MakeCpuBackend(static_cast<int>(config_.cpu_threads())));
+absl::StatusOr<std::vector<std::unique_ptr<kernels::Backend>>> Daemon::MakeDevices() const {
+  // A daemon that is told to use the CPU does not look at the GPUs: that alone can take seconds.
+  absl::StatusOr<std::vector<Gpu>> gpus = std::vector<Gpu>();
+  if (config_.device() != "cpu") gpus = ListGpus();
+  absl::StatusOr<DeviceChoice> choice = ChooseDevices(config_.device(), gpus);
+  if (!choice.ok()) return choice.status();
+  std::vector<std::unique_ptr<kernels::Backend>> backends;
+  for (const Gpu& gpu : choice->gpus) {
+    absl::StatusOr<std::unique_ptr<kernels::Backend>> backend = MakeGpuBackend(gpu);
+    if (!backend.ok() && config_.device() == "auto") {
+      Log::Warning("the GPU is not used", {{"device", gpu.uuid}, {"reason", backend.status().message()}});
+      break;
+    }
+    if (!backend.ok()) return backend.status();
+    Log::Info("device", {{"device", gpu.uuid}, {"backend", "cuda"}, {"name", gpu.name}, {"reason", choice->reason}});
+    backends.push_back(*std::move(backend));
   }
-  engine_ = engine::MakeEngine(backends_[0].get());
+  if (backends.empty()) {
+    Log::Info("device", {{"device", "cpu"}, {"backend", "cpu"}, {"reason", choice->reason}});
+    backends.push_back(kernels::cpu::MakeCpuBackend(static_cast<int>(config_.cpu_threads())));
+  }
+  return backends;
+}
+
+void Daemon::OnLost(const absl::Status& status) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!lost_.ok()) return;
+    lost_ = status;
+  }
+  tell_failed_();
+}
+
+absl::Status Daemon::lost() const {
+  absl::MutexLock lock(&mutex_);
+  return lost_;
+}
+
+absl::Status Daemon::Initialize(const MakeBackends& make_backends) {
+  absl::StatusOr<std::vector<std::unique_ptr<kernels::Backend>>> backends =
+      make_backends != nullptr ? make_backends() : MakeDevices();
+  if (!backends.ok()) return backends.status();
+  backends_ = *std::move(backends);
+  std::vector<kernels::Backend*> devices;
+  for (const std::unique_ptr<kernels::Backend>& backend : backends_) {
+    backend->OnLost([this](absl::Status status) { OnLost(status); });
+    devices.push_back(backend.get());
+  }
+  absl::StatusOr<std::unique_ptr<core::Engine>> engine =
+      engine::MakeEngine(std::move(devices), config_.max_message_bytes());
+  if (!engine.ok()) {
+    return absl::Status(engine.status().code(), absl::StrCat("max_message_bytes: ", engine.status().message()));
+  }
+  engine_ = *std::move(engine);
   metrics_ = std::make_unique<Metrics>([this] { return Snapshot(); });
   registry_ = std::make_unique<core::Registry>(
       engine_.get(), LimitsOf(config_), NewEpoch(), [] { return absl::Now(); }, PoolEvents());
@@ -184,7 +232,7 @@ void Daemon::OnPoolsMade(const absl::Status& status) {
     if (status.ok()) {
       SetServing(true);
       Log::Info("serving", {{"version", Version()},
-                            {"device", registry_->device()},
+                            {"device", absl::StrJoin(registry_->devices(), ",")},
                             {"socket", config_.socket_path()},
                             {"tcp_port", tcp_port_},
                             {"boot_epoch", registry_->epoch()}});
@@ -307,7 +355,7 @@ void Daemon::AwaitFreed() {
 }
 
 void Daemon::Stop() {
-  if (server_ == nullptr) return;
+  if (server_ == nullptr || stopped_) return;
   Log::Info("draining", {{"sessions", registry_->Usage().sessions}, {"drain_grace_ms", config_.drain_grace_ms()}});
   {
     // OnPoolsMade says "serving" under this lock, or not at all.
@@ -324,8 +372,25 @@ void Daemon::Stop() {
   AwaitFreed();
   server_->Shutdown(absl::ToChronoTime(absl::Now() + kShutdownTime));
   server_->Wait();
-  server_.reset();
+  stopped_ = true;
   Log::Info("stopped");
+}
+
+void Daemon::Abandon() {
+  const absl::Status reason = lost();
+  if (server_ == nullptr || stopped_) return;
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+    SetServing(false);
+  }
+  registry_->StopPopulating();
+  registry_->Drain();
+  for (const std::shared_ptr<core::Session>& session : registry_->Sessions()) {
+    registry_->EndSession(session->id(), reason, /*retain=*/false).IgnoreError();
+  }
+  AwaitFreed();
+  server_->Shutdown(absl::ToChronoTime(absl::Now() + kShutdownTime));
 }
 
 Daemon::~Daemon() {
@@ -334,13 +399,16 @@ Daemon::~Daemon() {
     stopping_ = true;
   }
   if (registry_ != nullptr) registry_->StopPopulating();
-  if (server_ != nullptr) {
+  if (server_ != nullptr && !stopped_) {
     server_->Shutdown(std::chrono::system_clock::now());
     server_->Wait();
-    server_.reset();
   }
+  // First what others see of the daemon.
   descriptor_socket_.reset();
+  listen_socket_.reset();
   if (metrics_ != nullptr) metrics_->Stop();
+  // Up to 10 s when a reply once did not fit into a socket: gRPC waits for the poller that it then started.
+  server_.reset();
   services_.clear();
   registry_.reset();
 }
@@ -348,7 +416,7 @@ Daemon::~Daemon() {
 MetricsSnapshot Daemon::Snapshot() const {
   MetricsSnapshot snapshot;
   snapshot.version = Version();
-  snapshot.device = registry_->device();
+  snapshot.devices = registry_->devices();
   snapshot.uptime_seconds = absl::ToDoubleSeconds(absl::Now() - service_.started);
   snapshot.draining = registry_->draining();
   snapshot.max_sessions = static_cast<uint64_t>(config_.max_sessions());

@@ -1,12 +1,15 @@
 // stokerd as an object: starts everything in order, serves until told to stop, and stops in the reverse order.
 //
-// Start: backend, engine, registry, lock of the socket path, metrics, descriptor socket, gRPC. From then on it lives:
+// Start: devices, engine, registry, lock of the socket path, metrics, descriptor socket, gRPC. From then on it lives:
 // scrapes, health ("not serving") and GetStatus are answered, while the pools of the configuration are made in the
 // background, which can take minutes; then health says "serving". Stop: health "not serving", no more making of pools,
-// drain (no new session or pool; attached engines are told), running work up to the grace time, sessions, gRPC,
-// descriptor socket, metrics, pools.
+// drain (no new session or pool; attached engines are told), running work up to the grace time, sessions, calls. The
+// destructor: sockets, metrics, gRPC, pools; what the outside sees is gone first.
 //
-// Thread safety: one thread, that which starts and stops it; failure() is for any thread.
+// A device that is lost (kernels::Backend::OnLost) takes its process with it: nothing that uses CUDA works from then
+// on, so the daemon is told to abandon all sessions and is not stopped in order.
+//
+// Thread safety: one thread, that which starts and stops it; failure() and lost() are for any thread.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -36,11 +39,11 @@ namespace stoker::server {
 
 class Daemon {
  public:
-  // Makes a backend for each device; tests give their own.
+  // Makes a backend for each device; tests give their own. The daemon's are those that config.device() names.
   using MakeBackends = std::function<absl::StatusOr<std::vector<std::unique_ptr<kernels::Backend>>>()>;
 
   // `config` must have passed ValidateConfig and ResolveAutomaticValues. The status names what could not be had.
-  // `failed` is called, on any thread, when failure() is no longer OK.
+  // `failed` is called, on any thread, when failure() or lost() is no longer OK.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(
       const DaemonConfig& config, std::function<void()> failed = [] {}, const MakeBackends& make_backends = nullptr);
   // Stops, without a grace time, when Stop was not called.
@@ -48,11 +51,16 @@ class Daemon {
   Daemon(const Daemon&) = delete;
   Daemon& operator=(const Daemon&) = delete;
 
-  // Drains and stops. Returns within drain_grace_ms and a bounded time for what has to be torn down.
+  // Drains and stops serving. Returns within drain_grace_ms and a bounded time for what has to be torn down.
   void Stop();
 
   // Why a pool of the configuration could not be made: the daemon will never serve, and is to be stopped.
   absl::Status failure() const;
+  // OK, or UNAVAILABLE when a device is lost, with its UUID and the reason.
+  absl::Status lost() const;
+  // Ends all sessions with lost(), and gRPC, without waiting for work longer than a few seconds. For a process that
+  // ends next, without destructors: those that use a lost device may never return.
+  void Abandon();
 
   // Port of tcp_address, 0 without one; and that of metrics.
   int tcp_port() const { return tcp_port_; }
@@ -64,6 +72,9 @@ class Daemon {
       : config_(config), tell_failed_(std::move(failed)), pool_meter_([] { return absl::Now(); }, kPoolLogPeriod) {}
 
   absl::Status Initialize(const MakeBackends& make_backends);
+  // The backends that config_.device() names.
+  absl::StatusOr<std::vector<std::unique_ptr<kernels::Backend>>> MakeDevices() const;
+  void OnLost(const absl::Status& status);
   // How the registry tells of pools that are made.
   core::Registry::PoolEvents PoolEvents();
   // The end of the making of the configuration's pools.
@@ -84,6 +95,7 @@ class Daemon {
   const std::function<void()> tell_failed_;
   mutable absl::Mutex mutex_;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
+  absl::Status lost_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   PoolMeter pool_meter_;
   rpc::ServiceContext service_;
@@ -95,6 +107,7 @@ class Daemon {
   std::unique_ptr<DescriptorSocket> descriptor_socket_;
   std::vector<std::unique_ptr<grpc::Service>> services_;
   std::unique_ptr<grpc::Server> server_;
+  bool stopped_ = false;
   int tcp_port_ = 0;
 };
 

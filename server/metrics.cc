@@ -25,6 +25,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
@@ -78,6 +79,7 @@ enum Name : size_t {
   kGatherRate,
   kDraining,
   kBuildInfo,
+  kDeviceInfo,
   kUptime,
   kProcessStartTime,
   kProcessResidentMemory,
@@ -143,7 +145,10 @@ constexpr Description kDescriptions[] = {
      "Time that a step's work took on the device, all its groups."},
     {kGatherRate, "stoker_gather_bytes_per_second", kHistogram, "", "Rate of each gather that moved rows."},
     {kDraining, "stoker_draining", kGauge, "", "1 while the daemon refuses new sessions, otherwise 0."},
-    {kBuildInfo, "stoker_build_info", kGauge, "`version`, `device`", "Always 1; the labels describe the daemon."},
+    {kBuildInfo, "stoker_build_info", kGauge, "`version`, `device`",
+     "Always 1; the labels describe the daemon. Several devices have commas between them."},
+    {kDeviceInfo, "stoker_device_info", kGauge, "`device`, `backend` = cpu, cuda",
+     "Always 1; one series for each device that sessions can be on: cpu, or the UUID of a GPU."},
     {kUptime, "stoker_uptime_seconds", kGauge, "", "Time since the daemon started."},
     {kProcessStartTime, "process_start_time_seconds", kGauge, "",
      "Start of the process, in seconds since the Unix epoch."},
@@ -353,7 +358,10 @@ class Metrics::Families final : public prometheus::Collectable {
     Add(kHotBytes, {}, snapshot.hot_bytes, &families);
     Add(kMaxHotBytes, {}, snapshot.max_hot_bytes, &families);
     Add(kDraining, {}, snapshot.draining ? 1 : 0, &families);
-    Add(kBuildInfo, {{"version", snapshot.version}, {"device", snapshot.device}}, 1, &families);
+    Add(kBuildInfo, {{"version", snapshot.version}, {"device", absl::StrJoin(snapshot.devices, ",")}}, 1, &families);
+    for (const std::string& device : snapshot.devices) {
+      Add(kDeviceInfo, {{"device", device}, {"backend", device == "cpu" ? "cpu" : "cuda"}}, 1, &families);
+    }
     Add(kUptime, {}, snapshot.uptime_seconds, &families);
     Add(kProcessStartTime, {}, start_seconds_, &families);
     Add(kProcessResidentMemory, {}, ResidentMemoryBytes(), &families);

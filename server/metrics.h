@@ -7,8 +7,8 @@
 //
 // Invariants:
 //  1. Each scrape shows each series once: entries of a snapshot that have equal labels are added up.
-//  2. Labels are closed sets, but for pool and session, which live as long as what they name. Totals have no session
-//  label,
+//  2. Labels are closed sets, but for pool, session and device, which live as long as what they name. Totals have no
+//  session label,
 //     so none falls when a session ends.
 //  3. A histogram's count is the sum of its buckets, in every scrape.
 #pragma once
@@ -64,7 +64,7 @@ struct SessionMetrics {
 
 struct MetricsSnapshot {
   std::string version;
-  std::string device;
+  std::vector<std::string> devices;  // "cpu", or UUIDs of GPUs
   double uptime_seconds = 0;
   bool draining = false;
   uint64_t max_sessions = 0;

@@ -16,7 +16,8 @@ constexpr std::chrono::microseconds kLongestPause(200);
 
 }  // namespace
 
-Completions::Completions(int device) : device_(device), thread_([this] { Run(); }) {}
+Completions::Completions(int device, DeviceHealth* health)
+    : device_(device), health_(health), thread_([this] { Run(); }) {}
 
 Completions::~Completions() {
   {
@@ -30,7 +31,15 @@ Completions::~Completions() {
 void Completions::Add(EventHandle event, absl::AnyInvocable<void(absl::Status) &&> done) {
   {
     const std::lock_guard lock(mutex_);
-    incoming_.push_back({std::move(event), std::move(done)});
+    incoming_.push_back({std::move(event), std::move(done), absl::OkStatus()});
+  }
+  added_.notify_one();
+}
+
+void Completions::Fail(absl::Status error, absl::AnyInvocable<void(absl::Status) &&> done) {
+  {
+    const std::lock_guard lock(mutex_);
+    incoming_.push_back({EventHandle(), std::move(done), std::move(error)});
   }
   added_.notify_one();
 }
@@ -51,14 +60,18 @@ void Completions::Run() {
       incoming_.clear();
     }
     for (auto it = waiting.begin(); it != waiting.end();) {
-      const cudaError_t state = cudaEventQuery(it->event.get());
-      if (state == cudaErrorNotReady) {
-        ++it;
-        continue;
+      absl::Status status = std::move(it->error);
+      if (it->event.get() != nullptr) {
+        const cudaError_t state = cudaEventQuery(it->event.get());
+        if (state == cudaErrorNotReady) {
+          ++it;
+          continue;
+        }
+        status = health_->Check(state, "work on the device");
       }
-      absl::AnyInvocable<void(absl::Status) &&> done = std::move(it->done);
+      absl::AnyInvocable<void(absl::Status)&&> done = std::move(it->done);
       it = waiting.erase(it);
-      std::move(done)(ToStatus(state, "work on the device"));
+      std::move(done)(std::move(status));
       idle_rounds = 0;
     }
     if (waiting.empty()) continue;

@@ -16,13 +16,15 @@
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "kernels/cuda/device_health.h"
 #include "kernels/cuda/handles.h"
 
 namespace stoker::kernels::cuda {
 
 class Completions {
  public:
-  explicit Completions(int device);
+  // `health`, which outlives this, sees every error.
+  Completions(int device, DeviceHealth* health);
   // Waits for all that was added.
   ~Completions();
   Completions(const Completions&) = delete;
@@ -30,16 +32,20 @@ class Completions {
 
   // Calls `done` on this object's thread when `event`, which was recorded already, has happened, with its error.
   void Add(EventHandle event, absl::AnyInvocable<void(absl::Status) &&> done);
+  // Calls `done` on this object's thread, soon, with an error.
+  void Fail(absl::Status error, absl::AnyInvocable<void(absl::Status) &&> done);
 
  private:
   struct Waiting {
     EventHandle event;
     absl::AnyInvocable<void(absl::Status) &&> done;
+    absl::Status error;  // if there is no event
   };
 
   void Run();
 
   const int device_;
+  DeviceHealth* const health_;
   std::mutex mutex_;
   std::condition_variable added_;
   std::deque<Waiting> incoming_;  // guarded by mutex_

@@ -8,45 +8,35 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "kernels/cpu/memory.h"
 #include "kernels/cuda/completions.h"
 #include "kernels/cuda/cuda_stream.h"
+#include "kernels/cuda/device_health.h"
+#include "kernels/cuda/device_uuid.h"
 #include "kernels/cuda/handles.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/pool_memory.h"
+#include "kernels/cuda/slabs.h"
 
 namespace stoker::kernels::cuda {
 namespace {
 
-// Exported allocations are whole multiples of this, so that a handle never shows a neighbour.
-constexpr size_t kArenaAlignment = size_t{2} << 20;
 constexpr int kMinCapability = 8;
-
-std::string UuidOf(const cudaDeviceProp& properties) {
-  const auto* bytes = reinterpret_cast<const unsigned char*>(properties.uuid.bytes);
-  std::string uuid = "GPU-";
-  for (int i = 0; i < 16; ++i) {
-    if (i == 4 || i == 6 || i == 8 || i == 10) uuid += '-';
-    absl::StrAppendFormat(&uuid, "%02x", bytes[i]);
-  }
-  return uuid;
-}
+// Of the device's memory: what sessions that have ended may leave for those that come, of each kind.
+constexpr size_t kKeptShare = 8;
 
 class DeviceBuffer final : public Buffer {
  public:
-  DeviceBuffer(int device, DeviceMemory memory, size_t bytes)
-      : device_(device), memory_(std::move(memory)), bytes_(bytes) {}
-  ~DeviceBuffer() override {
-    const CurrentDevice current(device_);
-    memory_ = DeviceMemory();
-  }
-  std::byte* data() const override { return static_cast<std::byte*>(memory_.get()); }
+  DeviceBuffer(DeviceSlabs* slabs, DeviceSlab slab, size_t bytes)
+      : slabs_(slabs), slab_(std::move(slab)), bytes_(bytes) {}
+  ~DeviceBuffer() override { slabs_->Give(std::move(slab_)); }
+  std::byte* data() const override { return static_cast<std::byte*>(slab_.memory.get()); }
   size_t bytes() const override { return bytes_; }
+  std::string_view ipc_handle() const override { return slab_.ipc_handle; }
 
  private:
-  const int device_;
-  DeviceMemory memory_;
+  DeviceSlabs* const slabs_;
+  DeviceSlab slab_;
   const size_t bytes_;
 };
 
@@ -63,8 +53,14 @@ class PinnedBuffer final : public Buffer {
 
 class CudaBackend final : public Backend {
  public:
-  CudaBackend(int device, std::string uuid, const DeviceLimits& limits)
-      : device_(device), uuid_(std::move(uuid)), limits_(limits), completions_(device) {}
+  CudaBackend(int device, std::string uuid, const DeviceLimits& limits, size_t memory_bytes)
+      : device_(device),
+        uuid_(std::move(uuid)),
+        limits_(limits),
+        health_(uuid_),
+        shared_(device, /*exported=*/true, memory_bytes / kKeptShare),
+        private_(device, /*exported=*/false, memory_bytes / kKeptShare),
+        completions_(device, &health_) {}
 
   std::string_view device() const override { return uuid_; }
   bool reaches_pageable_memory() const override { return false; }
@@ -76,11 +72,9 @@ class CudaBackend final : public Backend {
     return AllocatePinnedPool(pool_driver_, &bank_, devices, bytes, options);
   }
 
-  absl::StatusOr<std::unique_ptr<Buffer>> AllocateShared(size_t bytes) override {
-    return Allocate((bytes + kArenaAlignment - 1) / kArenaAlignment * kArenaAlignment);
-  }
+  absl::StatusOr<std::unique_ptr<Buffer>> AllocateShared(size_t bytes) override { return Allocate(&shared_, bytes); }
 
-  absl::StatusOr<std::unique_ptr<Buffer>> AllocatePrivate(size_t bytes) override { return Allocate(bytes); }
+  absl::StatusOr<std::unique_ptr<Buffer>> AllocatePrivate(size_t bytes) override { return Allocate(&private_, bytes); }
 
   absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(size_t bytes) override {
     if (bytes == 0) return absl::InvalidArgumentError("bytes: 0 given, limit 1");
@@ -92,22 +86,26 @@ class CudaBackend final : public Backend {
   }
 
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override {
-    return CudaStream::Create(device_, limits_, &completions_);
+    return CudaStream::Create(device_, limits_, {&health_, &staging_, &completions_});
   }
 
+  void OnLost(absl::AnyInvocable<void(absl::Status) &&> lost) override { health_.OnLost(std::move(lost)); }
+
  private:
-  absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t bytes) {
+  absl::StatusOr<std::unique_ptr<Buffer>> Allocate(DeviceSlabs* slabs, size_t bytes) {
     if (bytes == 0) return absl::InvalidArgumentError("bytes: 0 given, limit 1");
     const CurrentDevice current(device_);
-    absl::StatusOr<DeviceMemory> memory = MakeDeviceMemory(bytes);
-    if (!memory.ok()) return memory.status();
+    absl::StatusOr<DeviceSlab> slab = slabs->Take(bytes);
+    if (!slab.ok()) return slab.status();
+    auto buffer = std::make_unique<DeviceBuffer>(slabs, *std::move(slab), bytes);
     // On a stream of its own: no other stream is waited for.
     absl::StatusOr<StreamHandle> stream = MakeStream();
     if (!stream.ok()) return stream.status();
-    cudaError_t error = cudaMemsetAsync(memory->get(), 0, bytes, stream->get());
+    // All of it: an exported slab is seen as a whole.
+    cudaError_t error = cudaMemsetAsync(buffer->data(), 0, DeviceSlabs::SlabBytes(bytes), stream->get());
     if (error == cudaSuccess) error = cudaStreamSynchronize(stream->get());
-    if (error != cudaSuccess) return ToStatus(error, "device memory cannot be zeroed");
-    return std::make_unique<DeviceBuffer>(device_, *std::move(memory), bytes);
+    if (error != cudaSuccess) return health_.Check(error, "device memory cannot be zeroed");
+    return buffer;
   }
 
   const int device_;
@@ -115,28 +113,38 @@ class CudaBackend final : public Backend {
   const DeviceLimits limits_;
   const std::shared_ptr<const PoolDriver> pool_driver_ = LoadPoolDriver();
   cpu::MemoryBank bank_;
-  Completions completions_;
+  DeviceHealth health_;
+  PinnedSlabs staging_;
+  DeviceSlabs shared_;
+  DeviceSlabs private_;
+  Completions completions_;  // last: what it calls uses the rest
 };
 
 }  // namespace
 
-std::vector<DeviceInfo> ListDevices() {
-  std::vector<DeviceInfo> devices;
+absl::StatusOr<std::vector<DeviceInfo>> ListDevices() {
+  // Kernels must be loaded before any stream can wait: see PrepareKernels. Read when the driver starts.
+  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess) {
+  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
     cudaGetLastError();
-    return devices;
+    int driver = 0;
+    if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0) {
+      return absl::NotFoundError("there is no NVIDIA driver (libcuda.so.1)");
+    }
+    return absl::NotFoundError(cudaGetErrorString(error));
   }
+  std::vector<DeviceInfo> devices;
   for (int ordinal = 0; ordinal < count; ++ordinal) {
     cudaDeviceProp properties{};
     if (cudaGetDeviceProperties(&properties, ordinal) != cudaSuccess) continue;
     devices.push_back({ordinal, UuidOf(properties), properties.name});
   }
+  if (devices.empty()) return absl::NotFoundError("the driver lists no GPU");
   return devices;
 }
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(int ordinal) {
-  // Kernels must be loaded before any stream can wait: see PrepareKernels. Read when the first context is made.
   setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   int count = 0;
   cudaError_t error = cudaGetDeviceCount(&count);
@@ -155,6 +163,14 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(int ordinal) {
                                                       kMinCapability, ".0"));
   }
   const CurrentDevice current(ordinal);
+  // Pool memory has one address for all GPUs and for the host.
+  int same_address = 0;
+  error = cudaDeviceGetAttribute(&same_address, cudaDevAttrCanUseHostPointerForRegisteredMem, ordinal);
+  if (error != cudaSuccess) return ToStatus(error, absl::StrCat("device: cuda:", ordinal));
+  if (!properties.unifiedAddressing || same_address == 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("device: cuda:", ordinal, " cannot use registered host memory at its host address"));
+  }
   DeviceLimits limits;
   limits.multiprocessors = properties.multiProcessorCount;
   limits.max_shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);
@@ -167,7 +183,7 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(int ordinal) {
     return absl::FailedPreconditionError(
         absl::StrCat("device: cuda:", ordinal, ": the kernels cannot be loaded: ", cudaGetErrorString(error)));
   }
-  return std::make_unique<CudaBackend>(ordinal, UuidOf(properties), limits);
+  return std::make_unique<CudaBackend>(ordinal, UuidOf(properties), limits, properties.totalGlobalMem);
 }
 
 }  // namespace stoker::kernels::cuda

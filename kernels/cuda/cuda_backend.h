@@ -17,8 +17,10 @@ struct DeviceInfo {
   std::string name;
 };
 
-// The GPUs of this machine. Empty where there is no driver or no GPU: that is no error.
-std::vector<DeviceInfo> ListDevices();
+// The GPUs of this machine, at least one. NOT_FOUND, with the driver's or the runtime's reason: no driver, one that is
+// too old, or no GPU. The driver is looked for at run time. Makes no context; asks for eager loading of kernels unless
+// the environment says otherwise, so it is called before anything else that uses CUDA, and before threads are started.
+absl::StatusOr<std::vector<DeviceInfo>> ListDevices();
 
 // NOT_FOUND: no such GPU. FAILED_PRECONDITION: its compute capability is below 8.0, or this build has no code for it.
 // Streams must be destroyed before the backend.

@@ -7,8 +7,9 @@
 namespace stoker::kernels::cuda {
 namespace {
 
-constexpr size_t kSlabBytes = size_t{1} << 20;
 constexpr size_t kAlignment = 256;
+// Idle slabs that a stream keeps for its next work; the rest goes back to the device's.
+constexpr size_t kIdleSlabs = 2;
 
 class CudaEvent final : public Event {
  public:
@@ -37,11 +38,11 @@ bool IsPinnedOrDevice(const void* address) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Stream>> CudaStream::Create(int device, const DeviceLimits& limits,
-                                                           Completions* completions) {
+                                                           const DeviceShared& shared) {
   const CurrentDevice current(device);
   absl::StatusOr<StreamHandle> stream = MakeStream();
   if (!stream.ok()) return stream.status();
-  return std::unique_ptr<Stream>(new CudaStream(device, limits, completions, *std::move(stream)));
+  return std::unique_ptr<Stream>(new CudaStream(device, limits, shared, *std::move(stream)));
 }
 
 CudaStream::~CudaStream() {
@@ -61,16 +62,15 @@ absl::StatusOr<void*> CudaStream::Stage(size_t bytes) {
   for (const std::shared_ptr<Slab>& slab : slabs_) {
     const bool in_batch = std::find(batch_.slabs.begin(), batch_.slabs.end(), slab) != batch_.slabs.end();
     if (!in_batch && slab->users.load(std::memory_order_acquire) == 0) slab->used = 0;
-    if (slab->bytes - slab->used >= rounded) {
+    if (PinnedSlabs::kSlabBytes - slab->used >= rounded) {
       chosen = slab;
       break;
     }
   }
   if (chosen == nullptr) {
-    chosen = std::make_shared<Slab>();
-    chosen->bytes = std::max(kSlabBytes, rounded);
-    absl::StatusOr<PinnedMemory> memory = MakePinnedMemory(chosen->bytes);
+    absl::StatusOr<PinnedMemory> memory = shared_.slabs->Take();
     if (!memory.ok()) return memory.status();
+    chosen = std::make_shared<Slab>(shared_.slabs);
     chosen->memory = *std::move(memory);
     slabs_.push_back(chosen);
   }
@@ -97,15 +97,20 @@ void CudaStream::Notify(absl::AnyInvocable<void(absl::Status) &&> done) {
     }
   };
   batch_ = Batch();
+  size_t idle = 0;
+  std::erase_if(slabs_, [&idle](const std::shared_ptr<Slab>& slab) {
+    return slab->users.load(std::memory_order_acquire) == 0 && ++idle > kIdleSlabs;
+  });
   absl::StatusOr<EventHandle> event = MakeEvent();
   absl::Status status = event.status();
-  if (status.ok()) status = ToStatus(cudaEventRecord(event->get(), stream_.get()), "an event cannot be recorded");
+  if (status.ok()) status = Check(cudaEventRecord(event->get(), stream_.get()), "an event cannot be recorded");
   if (!status.ok()) {
-    // The device is lost: nothing will come after this.
-    finish(status);
+    // The device is lost: nothing will come after this. Told by the same thread as ever, since the caller may hold
+    // locks.
+    shared_.completions->Fail(std::move(status), std::move(finish));
     return;
   }
-  completions_->Add(*std::move(event), std::move(finish));
+  shared_.completions->Add(*std::move(event), std::move(finish));
 }
 
 std::shared_ptr<Event> CudaStream::Record() {
@@ -114,7 +119,7 @@ std::shared_ptr<Event> CudaStream::Record() {
   if (event.ok()) {
     event = [&]() -> absl::StatusOr<EventHandle> {
       const cudaError_t error = cudaEventRecord(event->get(), stream_.get());
-      if (error != cudaSuccess) return ToStatus(error, "an event cannot be recorded");
+      if (error != cudaSuccess) return Check(error, "an event cannot be recorded");
       return *std::move(event);
     }();
   }
@@ -129,12 +134,12 @@ void CudaStream::Wait(std::shared_ptr<Event> event) {
   const CurrentDevice current(device_);
   const cudaEvent_t handle = static_cast<const CudaEvent&>(*event).get();
   if (handle == nullptr) return;
-  batch_.error.Update(ToStatus(cudaStreamWaitEvent(stream_.get(), handle, 0), "a stream cannot wait for an event"));
+  batch_.error.Update(Check(cudaStreamWaitEvent(stream_.get(), handle, 0), "a stream cannot wait for an event"));
 }
 
 void CudaStream::Timestamp(uint64_t* ns) {
   const CurrentDevice current(device_);
-  batch_.error.Update(ToStatus(LaunchTimestamp(ns, stream_.get()), "the device's time cannot be read"));
+  batch_.error.Update(Check(LaunchTimestamp(ns, stream_.get()), "the device's time cannot be read"));
 }
 
 absl::Status CudaStream::Copy(void* dst, const void* src, size_t bytes) {
@@ -142,6 +147,19 @@ absl::Status CudaStream::Copy(void* dst, const void* src, size_t bytes) {
   const CurrentDevice current(device_);
   const bool stage_source = !IsPinnedOrDevice(src);
   const bool stage_target = !IsPinnedOrDevice(dst);
+  if (!stage_source && !stage_target) return CopyPiece(dst, src, bytes, false, false);
+  for (size_t begin = 0; begin < bytes; begin += PinnedSlabs::kSlabBytes) {
+    const size_t piece = std::min(PinnedSlabs::kSlabBytes, bytes - begin);
+    if (absl::Status status = CopyPiece(static_cast<char*>(dst) + begin, static_cast<const char*>(src) + begin, piece,
+                                        stage_source, stage_target);
+        !status.ok()) {
+      return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaStream::CopyPiece(void* dst, const void* src, size_t bytes, bool stage_source, bool stage_target) {
   const void* from = src;
   void* to = dst;
   if (stage_source || stage_target) {
@@ -157,14 +175,14 @@ absl::Status CudaStream::Copy(void* dst, const void* src, size_t bytes) {
     }
     if (from == to) return absl::OkStatus();
   }
-  return ToStatus(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_.get()), "a copy cannot be enqueued");
+  return Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_.get()), "a copy cannot be enqueued");
 }
 
 template <typename Args, typename Launch>
 absl::Status CudaStream::Enqueue(const Args& args, Launch launch) {
   if (absl::Status status = Validate(args); !status.ok()) return status;
   const CurrentDevice current(device_);
-  return ToStatus(launch(), "a kernel cannot be launched");
+  return Check(launch(), "a kernel cannot be launched");
 }
 
 absl::Status CudaStream::Resolve(const ResolveArgs& args) {
@@ -174,7 +192,7 @@ absl::Status CudaStream::Resolve(const ResolveArgs& args) {
 absl::Status CudaStream::ResolveGather(const ResolveArgs& args, const GatherCompactArgs& gather) {
   if (absl::Status status = Validate(args, gather); !status.ok()) return status;
   const CurrentDevice current(device_);
-  return ToStatus(LaunchResolveGather(args, gather, limits_, stream_.get()), "a kernel cannot be launched");
+  return Check(LaunchResolveGather(args, gather, limits_, stream_.get()), "a kernel cannot be launched");
 }
 
 absl::Status CudaStream::Gather(const GatherCompactArgs& args) {

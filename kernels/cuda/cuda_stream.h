@@ -2,7 +2,8 @@
 //
 // cudaMemcpyAsync from or to pageable host memory makes the caller wait. So bytes from such memory are copied into
 // pinned memory at once and go on from there, and bytes to such memory go to pinned memory and from there to their
-// target when the next Notify completes, before its callback.
+// target when the next Notify completes, before its callback. Pinned memory is lent by the backend: to allocate or free
+// it could wait for other streams' work.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,15 +15,24 @@
 
 #include "kernels/backend.h"
 #include "kernels/cuda/completions.h"
+#include "kernels/cuda/device_health.h"
 #include "kernels/cuda/handles.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/slabs.h"
 
 namespace stoker::kernels::cuda {
+
+// What the streams of a device share. Outlives them.
+struct DeviceShared {
+  DeviceHealth* health = nullptr;
+  PinnedSlabs* slabs = nullptr;
+  Completions* completions = nullptr;
+};
 
 class CudaStream final : public Stream {
  public:
   static absl::StatusOr<std::unique_ptr<Stream>> Create(int device, const DeviceLimits& limits,
-                                                        Completions* completions);
+                                                        const DeviceShared& shared);
   ~CudaStream() override;
 
   void Notify(absl::AnyInvocable<void(absl::Status) &&> done) override;
@@ -42,10 +52,12 @@ class CudaStream final : public Stream {
   cudaStream_t get() const { return stream_.get(); }
 
  private:
-  // Pinned memory, handed out from the front and given back as a whole when nothing in it is under way.
+  // Pinned memory, handed out from the front and used from the front again when nothing in it is under way.
   struct Slab {
+    explicit Slab(PinnedSlabs* slabs) : owner(slabs) {}
+    ~Slab() { owner->Give(std::move(memory)); }
+    PinnedSlabs* const owner;
     PinnedMemory memory;
-    size_t bytes = 0;
     size_t used = 0;
     std::atomic<int> users{0};  // notifications that have bytes in it
   };
@@ -62,18 +74,20 @@ class CudaStream final : public Stream {
     absl::Status error;
   };
 
-  CudaStream(int device, const DeviceLimits& limits, Completions* completions, StreamHandle stream)
-      : device_(device), limits_(limits), completions_(completions), stream_(std::move(stream)) {}
+  CudaStream(int device, const DeviceLimits& limits, const DeviceShared& shared, StreamHandle stream)
+      : device_(device), limits_(limits), shared_(shared), stream_(std::move(stream)) {}
 
-  // Pinned memory that stays until the next Notify has completed.
+  absl::Status Check(cudaError_t error, absl::string_view what) { return shared_.health->Check(error, what); }
+  // Pinned memory, at most a slab of it, that stays until the next Notify has completed.
   absl::StatusOr<void*> Stage(size_t bytes);
+  absl::Status CopyPiece(void* dst, const void* src, size_t bytes, bool stage_source, bool stage_target);
   // Checks the arguments, makes the device current and launches.
   template <typename Args, typename Launch>
   absl::Status Enqueue(const Args& args, Launch launch);
 
   const int device_;
   const DeviceLimits limits_;
-  Completions* const completions_;
+  const DeviceShared shared_;
   StreamHandle stream_;
   Batch batch_;
   std::vector<std::shared_ptr<Slab>> slabs_;

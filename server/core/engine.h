@@ -30,6 +30,7 @@ inline constexpr int kOutcomeCount = 6;
 struct SessionSpec {
   std::string pool;
   std::string name;
+  std::string device;  // one of Engine::devices; empty: the first
   int64_t state_rows = 0;
   int64_t hot_rows = 0;
   int64_t max_top_k = 0;
@@ -52,6 +53,8 @@ struct ArenaTensor {
 
 struct ArenaLayout {
   uint64_t size_bytes = 0;
+  std::string ipc_handle;       // cudaIpcMemHandle_t of the arena; empty where it has none
+  bool has_descriptor = false;  // SessionStorage::arena_descriptor is one
   std::vector<ArenaTensor> tensors;
   int32_t region_rows = 0;
   int32_t newest_row = 0;
@@ -98,6 +101,7 @@ struct StepWork {
 };
 
 // Whole rows of all layers between the pool and either bytes in host memory or the staging area, [layer][row][bytes].
+// Where the session has a bounce(), bytes in host memory are memory of it.
 struct RowsWork {
   std::vector<int32_t> pool_rows;
   const char* source_bytes = nullptr;  // store from here, or
@@ -105,7 +109,7 @@ struct RowsWork {
   int64_t staging_offset = -1;         // the staging area
 };
 
-// Rows of listed layers to host memory, [layer][row][bytes].
+// Rows of listed layers to host memory, [layer][row][bytes]; memory of the session's bounce(), where it has one.
 struct ReadWork {
   std::vector<int32_t> layers;
   std::vector<int32_t> rows;  // pool rows, or rows of the session's hot cache
@@ -123,6 +127,25 @@ struct InvalidateWork {
   std::vector<int64_t> keys;
 };
 
+// Host memory that a device reaches, and a thread that copies to and from it, for a device that does not reach the
+// memory of messages. Bounded: who asks while it is in use waits for his turn, without a thread.
+//
+// Thread safety: any thread.
+class Bounce {
+ public:
+  // Gives itself back when its last owner lets go of it.
+  using Memory = std::shared_ptr<char>;
+
+  virtual ~Bounce() = default;
+  // The most that can be taken at a time.
+  virtual int64_t capacity_bytes() const = 0;
+  // Calls `taken` with `bytes` (at most capacity_bytes) of memory when that much is free, in the order of the calls, on
+  // the copying thread.
+  virtual void Take(int64_t bytes, absl::AnyInvocable<void(Memory) &&> taken) = 0;
+  // Calls `copy` on the copying thread.
+  virtual void Post(absl::AnyInvocable<void() &&> copy) = 0;
+};
+
 class SessionStorage {
  public:
   // Waits for the session's work, then frees its memory.
@@ -131,6 +154,8 @@ class SessionStorage {
   virtual const ArenaLayout& arena() const = 0;
   // Descriptor of the arena's memory, or -1. Owned by the storage.
   virtual int arena_descriptor() const = 0;
+  // Null where the device reaches all host memory. Outlives the storage.
+  virtual Bounce* bounce() const = 0;
 
   // Gives a state row its block table. The state row is empty.
   virtual absl::Status Open(int32_t state_row, absl::Span<const int32_t> table) = 0;
@@ -186,14 +211,15 @@ struct PoolPopulation {
 class Engine {
  public:
   virtual ~Engine() = default;
-  virtual std::string device() const = 0;
+  // "cpu", or UUIDs of GPUs. At least one.
+  virtual const std::vector<std::string>& devices() const = 0;
   // Bytes that CreatePool and CreateSession would take.
   virtual absl::StatusOr<int64_t> PoolBytes(const PoolSpec& spec) const = 0;
   virtual absl::StatusOr<int64_t> SessionBytes(const PoolSpec& pool, const SessionSpec& spec) const = 0;
-  // Can take a second for each GB.
+  // For sessions on all devices. Can take a second for each GB.
   virtual absl::StatusOr<std::unique_ptr<PoolStorage>> CreatePool(const PoolSpec& spec,
                                                                   const PoolPopulation& population) = 0;
-  // `pool` must outlive the session.
+  // On spec.device, which is one of devices(). `pool` must outlive the session.
   virtual absl::StatusOr<std::unique_ptr<SessionStorage>> CreateSession(const PoolSpec& pool_spec, PoolStorage& pool,
                                                                         const SessionSpec& spec) = 0;
 };

@@ -12,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "server/core/check.h"
 
@@ -288,6 +289,12 @@ absl::Status Registry::CheckSpec(const PoolSpec& pool, SessionSpec* spec) const 
       return absl::InvalidArgumentError(
           absl::StrCat("name: \"", absl::CHexEscape(spec->name), "\" given, allowed are [a-zA-Z0-9_.:-]"));
     }
+  }
+  const std::vector<std::string>& devices = engine_->devices();
+  if (spec->device.empty()) spec->device = devices[0];
+  if (std::find(devices.begin(), devices.end(), spec->device) == devices.end()) {
+    return absl::InvalidArgumentError(absl::StrCat("device: \"", absl::CHexEscape(spec->device),
+                                                   "\" given, the devices are ", absl::StrJoin(devices, ", ")));
   }
   if (spec->max_batch_rows == 0) spec->max_batch_rows = std::min(spec->state_rows, kMaxBatchRows);
   for (const absl::Status& status : {CheckRange("state_rows", spec->state_rows, 1, limits_.max_sequences_per_session),

@@ -23,6 +23,7 @@ Session::Session(SessionId id, std::string token, SessionSpec spec, OperationLim
       attached_(attached),
       find_session_(std::move(find_session)),
       arena_(storage->arena()),
+      bounce_(storage->bounce()),
       storage_(std::move(storage)) {
   free_state_rows_.reserve(spec_.state_rows);
   for (int64_t row = spec_.state_rows; row > 0; --row) free_state_rows_.push_back(static_cast<int32_t>(row - 1));
@@ -35,6 +36,7 @@ SessionInfo Session::Info() const {
   info.id = id_;
   info.name = spec_.name;
   info.pool = spec_.pool;
+  info.device = spec_.device;
   info.attached = attached_;
   info.state_rows = spec_.state_rows;
   info.open_sequences = open_sequences();

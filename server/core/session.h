@@ -2,7 +2,9 @@
 //
 // Every operation checks its request, begins it in the pool's bookkeeping and enqueues its work under one mutex, so
 // that the order of the bookkeeping is the order of the work. The completion runs on a thread of the backend: it ends
-// what the operation began, then calls the operation's `done`. Nothing waits.
+// what the operation began, then calls the operation's `done`. Nothing waits. Where the device does not reach the
+// memory of messages, a Store or Read that brings rows in its message does all this once it has bounce memory; it
+// counts as an operation from its call on.
 //
 // Thread safety: a Session may be used by any thread.
 //
@@ -175,6 +177,7 @@ struct SessionInfo {
   SessionId id;
   std::string name;
   std::string pool;
+  std::string device;
   absl::Time attached;
   int64_t state_rows = 0;
   int64_t open_sequences = 0;
@@ -263,6 +266,13 @@ class Session : public std::enable_shared_from_this<Session> {
   int64_t BytesPerRow() const;  // of all layers
   SequenceLimits sequence_limits() const { return {spec_.max_sequence_rows, limits_.max_reserved_blocks}; }
 
+  // BeginOperation for one that moves `bytes` of rows in its message, of its `field`. RESOURCE_EXHAUSTED: more than
+  // bounce memory can hold.
+  absl::Status BeginBounced(absl::string_view field, int64_t bytes);
+  // The rest of Store and Read, once the operation has begun and its rows are where the device reaches them.
+  void StoreBegun(std::vector<StoreItem> items, Bounce::Memory memory, Done<BatchResult> done);
+  void ReadBegun(const ReadRequest& request, uint64_t bytes, char* target, Done<uint64_t> done);
+
   // Takes a state row for an admission and enqueues what makes it usable.
   AdmittedSequence OpenAdmitted(const Admission& admission) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckStateRowFree() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -290,6 +300,7 @@ class Session : public std::enable_shared_from_this<Session> {
   const absl::Time attached_;
   const FindSession find_session_;
   ArenaLayout arena_;
+  Bounce* const bounce_;  // null: the device reaches messages
 
   mutable absl::Mutex mutex_;
   std::unique_ptr<SessionStorage> storage_ ABSL_GUARDED_BY(mutex_);

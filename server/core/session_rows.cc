@@ -1,5 +1,6 @@
 // Bulk work of a session: store, load, commit, invalidate, gather, read.
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <utility>
 
@@ -13,6 +14,12 @@ namespace {
 constexpr size_t kMaxInvalidPositions = 8192;
 constexpr size_t kMaxReadRows = 65536;
 constexpr uint64_t kStagingAlignment = 16;
+// Of items in bounce memory. What it adds to an item's rows is less than what surrounds them in a message.
+constexpr int64_t kBounceAlignment = 16;
+
+int64_t Padded(size_t bytes) {
+  return (static_cast<int64_t>(bytes) + kBounceAlignment - 1) / kBounceAlignment * kBounceAlignment;
+}
 
 // Rows of one range that a completed write ends.
 struct Written {
@@ -54,69 +61,101 @@ absl::Status Session::CheckStaging(const RowRange& range, uint64_t offset) const
   return absl::OkStatus();
 }
 
+absl::Status Session::BeginBounced(absl::string_view field, int64_t bytes) {
+  if (bounce_ != nullptr && bytes > bounce_->capacity_bytes()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(field, ": ", bytes, " bytes of rows in one message, limit ", bounce_->capacity_bytes()));
+  }
+  absl::MutexLock lock(&mutex_);
+  return BeginOperation();
+}
+
 void Session::Store(std::vector<StoreItem> items, Done<BatchResult> done) {
+  // Items of another size are refused unseen.
+  const auto bounces = [this](const StoreItem& item) {
+    return bounce_ != nullptr && !item.shared && !item.rows.empty() &&
+           item.rows.size() == static_cast<uint64_t>(item.range.count * BytesPerRow());
+  };
+  int64_t bounced = 0;
+  for (const StoreItem& item : items) bounced += bounces(item) ? Padded(item.rows.size()) : 0;
+  absl::Status status = CheckItems("items", items.size());
+  if (status.ok()) status = BeginBounced("rows", bounced);
+  if (!status.ok()) {
+    std::move(done)(status);
+  } else if (bounced == 0) {
+    StoreBegun(std::move(items), nullptr, std::move(done));
+  } else {
+    bounce_->Take(bounced, [self = shared_from_this(), items = std::move(items), bounces,
+                            done = std::move(done)](Bounce::Memory memory) mutable {
+      char* next = memory.get();
+      for (StoreItem& item : items) {
+        if (!bounces(item)) continue;
+        std::memcpy(next, item.rows.data(), item.rows.size());
+        item.rows = absl::string_view(next, item.rows.size());
+        next += Padded(item.rows.size());
+      }
+      self->StoreBegun(std::move(items), std::move(memory), std::move(done));
+    });
+  }
+}
+
+void Session::StoreBegun(std::vector<StoreItem> items, Bounce::Memory memory, Done<BatchResult> done) {
   struct Operation {
+    Bounce::Memory memory;  // that the items' rows are in, where they are in any
     BatchResult result;
     std::vector<RowsWork> work;
     std::vector<Written> written;
     std::vector<WriteFollowUp> follow_ups;
   };
-  absl::Status status = CheckItems("items", items.size());
   auto op = std::make_shared<Operation>();
-  {
-    absl::MutexLock lock(&mutex_);
-    if (status.ok()) status = BeginOperation();
-    if (status.ok()) {
-      op->work.reserve(items.size());
-      for (size_t i = 0; i < items.size(); ++i) {
-        const StoreItem& item = items[i];
-        const uint64_t bytes = static_cast<uint64_t>(item.range.count * BytesPerRow());
-        op->result.statuses.push_back([&]() -> absl::Status {
-          absl::StatusOr<Opened> opened = Find(item.range.id);
-          if (!opened.ok()) return opened.status();
-          if (absl::Status check = CheckRange(item.range); !check.ok()) return check;
-          if (item.shared) {
-            if (absl::Status check = CheckStaging(item.range, item.staging_offset); !check.ok()) return check;
-          } else if (item.rows.size() != bytes) {
-            return absl::InvalidArgumentError(absl::StrCat("rows: ", item.rows.size(), " bytes given, ",
-                                                           item.range.count, " rows of all layers need ", bytes));
-          }
-          absl::StatusOr<WritePlan> plan =
-              pool_->pool.BeginWrite(id_, item.range.id, item.range.first, item.range.count);
-          if (!plan.ok()) return plan.status();
-          if (absl::Status enqueued = EnqueuePlan(opened->state_row, *plan); !enqueued.ok()) return enqueued;
-          op->work.push_back({.pool_rows = plan->pool_rows});
-          if (item.shared) {
-            op->work.back().staging_offset = static_cast<int64_t>(item.staging_offset);
-          } else {
-            op->work.back().source_bytes = item.rows.data();
-          }
-          AddFollowUp(item.range.id, id_, *plan, &op->follow_ups);
-          if (absl::Status enqueued = storage_->Store(op->work.back()); !enqueued.ok()) return enqueued;
-          op->written.push_back({item.range, i});
-          op->result.bytes += bytes;
-          return absl::OkStatus();
-        }());
+  op->memory = std::move(memory);
+  absl::MutexLock lock(&mutex_);
+  op->work.reserve(items.size());
+  for (size_t i = 0; i < items.size(); ++i) {
+    const StoreItem& item = items[i];
+    const uint64_t bytes = static_cast<uint64_t>(item.range.count * BytesPerRow());
+    op->result.statuses.push_back([&]() -> absl::Status {
+      absl::StatusOr<Opened> opened = Find(item.range.id);
+      if (!opened.ok()) return opened.status();
+      if (absl::Status check = CheckRange(item.range); !check.ok()) return check;
+      if (item.shared) {
+        if (absl::Status check = CheckStaging(item.range, item.staging_offset); !check.ok()) return check;
+      } else if (item.rows.size() != bytes) {
+        return absl::InvalidArgumentError(absl::StrCat("rows: ", item.rows.size(), " bytes given, ", item.range.count,
+                                                       " rows of all layers need ", bytes));
       }
-      storage_->Notify([self = shared_from_this(), op, done = std::move(done)](absl::Status work) mutable {
-        for (const Written& written : op->written) {
-          if (work.ok()) {
-            self->pool_->pool.FinishWrite(written.range.id, written.range.first, written.range.count);
-          } else {
-            op->result.statuses[written.item] = work;
-          }
-        }
-        if (!work.ok()) op->result.bytes = 0;
-        self->pool_->totals.stored_bytes.fetch_add(op->result.bytes, std::memory_order_relaxed);
-        self->FollowUp(std::move(op->follow_ups), [self, op, done = std::move(done)]() mutable {
-          std::move(done)(std::move(op->result));
-          self->EndOperation();
-        });
-      });
-      return;
-    }
+      absl::StatusOr<WritePlan> plan = pool_->pool.BeginWrite(id_, item.range.id, item.range.first, item.range.count);
+      if (!plan.ok()) return plan.status();
+      if (absl::Status enqueued = EnqueuePlan(opened->state_row, *plan); !enqueued.ok()) return enqueued;
+      op->work.push_back({.pool_rows = plan->pool_rows});
+      if (item.shared) {
+        op->work.back().staging_offset = static_cast<int64_t>(item.staging_offset);
+      } else {
+        op->work.back().source_bytes = item.rows.data();
+      }
+      AddFollowUp(item.range.id, id_, *plan, &op->follow_ups);
+      if (absl::Status enqueued = storage_->Store(op->work.back()); !enqueued.ok()) return enqueued;
+      op->written.push_back({item.range, i});
+      op->result.bytes += bytes;
+      return absl::OkStatus();
+    }());
   }
-  std::move(done)(status);
+  storage_->Notify([self = shared_from_this(), op, done = std::move(done)](absl::Status work) mutable {
+    for (const Written& written : op->written) {
+      if (work.ok()) {
+        self->pool_->pool.FinishWrite(written.range.id, written.range.first, written.range.count);
+      } else {
+        op->result.statuses[written.item] = work;
+      }
+    }
+    op->memory.reset();
+    if (!work.ok()) op->result.bytes = 0;
+    self->pool_->totals.stored_bytes.fetch_add(op->result.bytes, std::memory_order_relaxed);
+    self->FollowUp(std::move(op->follow_ups), [self, op, done = std::move(done)]() mutable {
+      std::move(done)(std::move(op->result));
+      self->EndOperation();
+    });
+  });
 }
 
 void Session::Load(std::vector<LoadItem> items, Done<BatchResult> done) {
@@ -360,50 +399,81 @@ absl::StatusOr<uint64_t> Session::ReadBytes(const ReadRequest& request) const {
 void Session::Read(ReadRequest request, char* target, Done<uint64_t> done) {
   const absl::StatusOr<uint64_t> bytes = ReadBytes(request);
   absl::Status status = bytes.status();
+  if (status.ok()) status = BeginBounced("rows", static_cast<int64_t>(*bytes));
+  if (!status.ok()) {
+    std::move(done)(status);
+  } else if (bounce_ == nullptr) {
+    ReadBegun(request, *bytes, target, std::move(done));
+  } else {
+    bounce_->Take(
+        static_cast<int64_t>(*bytes), [self = shared_from_this(), request = std::move(request), bytes = *bytes, target,
+                                       done = std::move(done)](Bounce::Memory memory) mutable {
+          char* const from = memory.get();
+          self->ReadBegun(
+              request, bytes, from,
+              [self, memory = std::move(memory), bytes, target,
+               done = std::move(done)](absl::StatusOr<uint64_t> read) mutable {
+                if (!read.ok()) {
+                  memory.reset();
+                  std::move(done)(read.status());
+                  return;
+                }
+                self->bounce_->Post([memory = std::move(memory), bytes, target, done = std::move(done)]() mutable {
+                  std::memcpy(target, memory.get(), bytes);
+                  memory.reset();
+                  std::move(done)(bytes);
+                });
+              });
+        });
+  }
+}
+
+void Session::ReadBegun(const ReadRequest& request, uint64_t bytes, char* target, Done<uint64_t> done) {
   auto work = std::make_shared<ReadWork>();
+  absl::Status status;
   {
     absl::MutexLock lock(&mutex_);
-    if (status.ok())
-      status = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::Status {
-        const absl::StatusOr<Opened> opened = Find(request.id);
-        if (!opened.ok()) return opened.status();
-        for (int64_t layer : request.layers) work->layers.push_back(static_cast<int32_t>(layer));
-        for (int32_t l = 0; request.layers.empty() && l < pool_->pool.spec().layers; ++l) work->layers.push_back(l);
-        work->target_bytes = target;
-        work->from_hot_cache = request.hot_rows;
-        if (request.hot_rows) {
-          const int64_t begin = int64_t{opened->state_row} * arena_.region_rows;
-          for (uint32_t row : request.values) {
-            if (row < begin || row >= begin + arena_.region_rows) {
-              return absl::InvalidArgumentError(absl::StrCat("hot_rows: ", row, " given, limits ", begin, " and ",
-                                                             begin + arena_.region_rows - 1, " for the sequence"));
-            }
-            work->rows.push_back(static_cast<int32_t>(row));
+    status = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::Status {
+      const absl::StatusOr<Opened> opened = Find(request.id);
+      if (!opened.ok()) return opened.status();
+      for (int64_t layer : request.layers) work->layers.push_back(static_cast<int32_t>(layer));
+      for (int32_t l = 0; request.layers.empty() && l < pool_->pool.spec().layers; ++l) work->layers.push_back(l);
+      work->target_bytes = target;
+      work->from_hot_cache = request.hot_rows;
+      if (request.hot_rows) {
+        const int64_t begin = int64_t{opened->state_row} * arena_.region_rows;
+        for (uint32_t row : request.values) {
+          if (row < begin || row >= begin + arena_.region_rows) {
+            return absl::InvalidArgumentError(absl::StrCat("hot_rows: ", row, " given, limits ", begin, " and ",
+                                                           begin + arena_.region_rows - 1, " for the sequence"));
           }
-        } else {
-          const std::vector<int64_t> positions(request.values.begin(), request.values.end());
-          absl::StatusOr<std::vector<int32_t>> rows = pool_->pool.PoolRows(id_, request.id, positions);
-          if (!rows.ok()) return rows.status();
-          work->rows = *std::move(rows);
+          work->rows.push_back(static_cast<int32_t>(row));
         }
-        return BeginOperation();
-      }();
+        return absl::OkStatus();
+      }
+      const std::vector<int64_t> positions(request.values.begin(), request.values.end());
+      absl::StatusOr<std::vector<int32_t>> rows = pool_->pool.PoolRows(id_, request.id, positions);
+      if (!rows.ok()) return rows.status();
+      work->rows = *std::move(rows);
+      return absl::OkStatus();
+    }();
     if (status.ok()) {
       const absl::Status enqueued = storage_->Read(*work);
-      storage_->Notify([self = shared_from_this(), work, enqueued, bytes = *bytes,
-                        done = std::move(done)](absl::Status finished) mutable {
-        if (finished.ok()) finished = enqueued;
-        if (finished.ok()) {
-          std::move(done)(bytes);
-        } else {
-          std::move(done)(finished);
-        }
-        self->EndOperation();
-      });
+      storage_->Notify(
+          [self = shared_from_this(), work, enqueued, bytes, done = std::move(done)](absl::Status finished) mutable {
+            if (finished.ok()) finished = enqueued;
+            if (finished.ok()) {
+              std::move(done)(bytes);
+            } else {
+              std::move(done)(finished);
+            }
+            self->EndOperation();
+          });
       return;
     }
   }
   std::move(done)(status);
+  EndOperation();
 }
 
 }  // namespace stoker::core

@@ -1,8 +1,12 @@
 #include "server/engine/engine.h"
 
+#include <algorithm>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/core/check.h"
+#include "server/engine/bounce_memory.h"
 #include "server/engine/row_formats.h"
 #include "server/engine/session_storage.h"
 
@@ -49,9 +53,12 @@ kernels::PoolOptions OptionsOf(const core::PoolPopulation& population) {
 
 class BackendEngine final : public core::Engine {
  public:
-  explicit BackendEngine(kernels::Backend* backend) : backend_(backend) {}
+  BackendEngine(std::vector<kernels::Backend*> backends, std::unique_ptr<BounceMemory> bounce)
+      : backends_(std::move(backends)), bounce_(std::move(bounce)) {
+    for (const kernels::Backend* backend : backends_) devices_.emplace_back(backend->device());
+  }
 
-  std::string device() const override { return std::string(backend_->device()); }
+  const std::vector<std::string>& devices() const override { return devices_; }
 
   absl::StatusOr<int64_t> PoolBytes(const core::PoolSpec& spec) const override {
     const absl::StatusOr<kernels::RowStore> rows = LayOut(spec);
@@ -69,8 +76,10 @@ class BackendEngine final : public core::Engine {
                                                                 const core::PoolPopulation& population) override {
     absl::StatusOr<kernels::RowStore> rows = LayOut(spec);
     if (!rows.ok()) return rows.status();
+    kernels::PoolOptions options = OptionsOf(population);
+    options.peers.assign(backends_.begin() + 1, backends_.end());
     absl::StatusOr<std::unique_ptr<kernels::Buffer>> buffer =
-        backend_->AllocatePool(static_cast<size_t>(rows->layer_stride * rows->layers), OptionsOf(population));
+        backends_[0]->AllocatePool(static_cast<size_t>(rows->layer_stride * rows->layers), options);
     if (!buffer.ok()) return buffer.status();
     rows->base = (*buffer)->data();
     return std::make_unique<PoolMemory>(*std::move(buffer), *rows);
@@ -79,15 +88,30 @@ class BackendEngine final : public core::Engine {
   absl::StatusOr<std::unique_ptr<core::SessionStorage>> CreateSession(const core::PoolSpec& pool_spec,
                                                                       core::PoolStorage& pool,
                                                                       const core::SessionSpec& spec) override {
-    return SessionStorage::Create(*backend_, pool_spec, static_cast<PoolMemory&>(pool).rows(), spec);
+    const auto device = std::find(devices_.begin(), devices_.end(), spec.device);
+    STOKER_CHECK(device != devices_.end());
+    return SessionStorage::Create(*backends_[device - devices_.begin()], bounce_.get(), pool_spec,
+                                  static_cast<PoolMemory&>(pool).rows(), spec);
   }
 
  private:
-  kernels::Backend* const backend_;
+  const std::vector<kernels::Backend*> backends_;
+  const std::unique_ptr<BounceMemory> bounce_;
+  std::vector<std::string> devices_;
 };
 
 }  // namespace
 
-std::unique_ptr<core::Engine> MakeEngine(kernels::Backend* backend) { return std::make_unique<BackendEngine>(backend); }
+absl::StatusOr<std::unique_ptr<core::Engine>> MakeEngine(std::vector<kernels::Backend*> backends,
+                                                         int64_t message_bytes) {
+  STOKER_CHECK(!backends.empty());
+  std::unique_ptr<BounceMemory> bounce;
+  if (!backends[0]->reaches_pageable_memory()) {
+    absl::StatusOr<std::unique_ptr<BounceMemory>> created = BounceMemory::Create(*backends[0], message_bytes);
+    if (!created.ok()) return created.status();
+    bounce = *std::move(created);
+  }
+  return std::make_unique<BackendEngine>(std::move(backends), std::move(bounce));
+}
 
 }  // namespace stoker::engine

@@ -1,14 +1,21 @@
-// Core's Engine on a kernel backend: pools are one buffer of all layers, sessions a shared arena and private state.
+// Core's Engine on kernel backends, one for each device: pools are one buffer of all layers, allocated once for all
+// devices; sessions are a shared arena and private state on one of them.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <vector>
 
+#include "absl/status/statusor.h"
 #include "kernels/backend.h"
 #include "server/core/engine.h"
 
 namespace stoker::engine {
 
-// `backend` must outlive the engine, the engine everything that it creates.
-std::unique_ptr<core::Engine> MakeEngine(kernels::Backend* backend);
+// `backends`, at least one, all CPU or all GPUs, must outlive the engine, the engine everything that it creates.
+// `message_bytes`: the most bytes that one call brings or takes. Where the backends do not reach pageable memory, as
+// much is pinned now. RESOURCE_EXHAUSTED: that cannot be had.
+absl::StatusOr<std::unique_ptr<core::Engine>> MakeEngine(std::vector<kernels::Backend*> backends,
+                                                         int64_t message_bytes);
 
 }  // namespace stoker::engine

@@ -43,8 +43,8 @@ absl::Status SessionStorage::TransferRows(const kernels::RowStore& source, const
   return absl::OkStatus();
 }
 
-// Bytes of a message and of the staging area are read and written where they are. A device that cannot reach pageable
-// host memory would bring them over through Backend::AllocateHost first.
+// Bytes of a message and of the staging area are read and written where they are; core has seen to it that the device
+// reaches them (bounce()).
 absl::Status SessionStorage::Store(const core::RowsWork& work) {
   const int64_t count = static_cast<int64_t>(work.pool_rows.size());
   char* const base = work.source_bytes != nullptr ? const_cast<char*>(work.source_bytes)

@@ -7,16 +7,19 @@
 namespace stoker::engine {
 
 absl::StatusOr<std::unique_ptr<core::SessionStorage>> SessionStorage::Create(kernels::Backend& backend,
+                                                                             core::Bounce* bounce,
                                                                              const core::PoolSpec& pool_spec,
                                                                              const kernels::RowStore& pool,
                                                                              const core::SessionSpec& spec) {
   absl::StatusOr<SessionMemory> memory = SessionMemory::Make(pool_spec, spec);
   if (!memory.ok()) return memory.status();
-  std::unique_ptr<SessionStorage> storage(new SessionStorage(pool_spec, pool, spec, *std::move(memory)));
+  std::unique_ptr<SessionStorage> storage(new SessionStorage(bounce, pool_spec, pool, spec, *std::move(memory)));
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> arena =
       backend.AllocateShared(static_cast<size_t>(storage->memory_.arena_bytes));
   if (!arena.ok()) return arena.status();
   storage->arena_ = *std::move(arena);
+  storage->memory_.arena.ipc_handle = std::string(storage->arena_->ipc_handle());
+  storage->memory_.arena.has_descriptor = storage->arena_->descriptor() >= 0;
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> state =
       backend.AllocatePrivate(static_cast<size_t>(storage->memory_.private_bytes));
   if (!state.ok()) return state.status();

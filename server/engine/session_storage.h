@@ -14,7 +14,7 @@ namespace stoker::engine {
 
 class SessionStorage final : public core::SessionStorage {
  public:
-  static absl::StatusOr<std::unique_ptr<core::SessionStorage>> Create(kernels::Backend& backend,
+  static absl::StatusOr<std::unique_ptr<core::SessionStorage>> Create(kernels::Backend& backend, core::Bounce* bounce,
                                                                       const core::PoolSpec& pool_spec,
                                                                       const kernels::RowStore& pool,
                                                                       const core::SessionSpec& spec);
@@ -22,6 +22,7 @@ class SessionStorage final : public core::SessionStorage {
 
   const core::ArenaLayout& arena() const override { return memory_.arena; }
   int arena_descriptor() const override { return arena_->descriptor(); }
+  core::Bounce* bounce() const override { return bounce_; }
 
   absl::Status Open(int32_t state_row, absl::Span<const int32_t> table) override;
   absl::Status UpdateTable(int32_t state_row, absl::Span<const core::TableUpdate> updates,
@@ -48,9 +49,9 @@ class SessionStorage final : public core::SessionStorage {
     std::vector<int32_t> pending;
   };
 
-  SessionStorage(const core::PoolSpec& pool_spec, const kernels::RowStore& pool, const core::SessionSpec& spec,
-                 SessionMemory memory)
-      : pool_spec_(pool_spec), spec_(spec), memory_(std::move(memory)), pool_(pool) {}
+  SessionStorage(core::Bounce* bounce, const core::PoolSpec& pool_spec, const kernels::RowStore& pool,
+                 const core::SessionSpec& spec, SessionMemory memory)
+      : bounce_(bounce), pool_spec_(pool_spec), spec_(spec), memory_(std::move(memory)), pool_(pool) {}
 
   absl::Status Initialize();
   // Empties the residency of at most kChunkRows state rows.
@@ -89,9 +90,10 @@ class SessionStorage final : public core::SessionStorage {
   absl::Status FlushPlans();
   absl::Status CopyTotals(core::DeviceTotals* totals);
 
+  core::Bounce* const bounce_;
   const core::PoolSpec pool_spec_;
   const core::SessionSpec spec_;
-  const SessionMemory memory_;
+  SessionMemory memory_;
   const kernels::RowStore pool_;
   std::vector<int32_t> all_layers_;
   std::vector<int32_t> no_pages_;             // -1, one for each column

@@ -15,6 +15,7 @@ void ToProto(const core::SessionInfo& info, v1::SessionInfo* proto) {
   proto->set_session_id(info.id.value);
   proto->set_name(info.name);
   proto->set_pool(info.pool);
+  proto->set_device(info.device);
   proto->set_attached_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(absl::Now() - info.attached)));
   proto->set_state_rows(static_cast<uint32_t>(info.state_rows));
   proto->set_open_sequences(static_cast<uint32_t>(info.open_sequences));
@@ -58,7 +59,7 @@ class AdminService final : public v1::Admin::CallbackService {
     response->set_version(service_.version);
     response->set_state(StateOf(registry));
     response->set_uptime_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(absl::Now() - service_.started)));
-    response->add_devices(registry.device());
+    for (const std::string& device : registry.devices()) response->add_devices(device);
     for (const core::PoolDescription& pool : registry.DescribePools()) rpc::ToProto(pool, response->add_pools());
     const core::RegistryUsage usage = registry.Usage();
     response->set_sessions(static_cast<uint32_t>(usage.sessions));

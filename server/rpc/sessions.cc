@@ -9,10 +9,13 @@
 namespace stoker::rpc {
 namespace {
 
+constexpr char kCpu[] = "cpu";  // the device that is no GPU
+
 core::SessionSpec FromProto(const v1::AttachRequest& proto) {
   core::SessionSpec spec;
   spec.pool = proto.pool();
   spec.name = proto.name();
+  spec.device = proto.device();
   spec.state_rows = proto.state_rows();
   spec.hot_rows = proto.hot_rows();
   spec.max_top_k = proto.max_top_k();
@@ -41,7 +44,8 @@ void ToProto(const core::ArenaLayout& layout, const std::string& descriptor_path
   }
   proto->set_region_rows(static_cast<uint32_t>(layout.region_rows));
   proto->set_newest_row(static_cast<uint32_t>(layout.newest_row));
-  proto->set_descriptor_socket(descriptor_path);
+  proto->set_cuda_ipc_handle(layout.ipc_handle);
+  if (layout.has_descriptor) proto->set_descriptor_socket(descriptor_path);
 }
 
 void AddPlane(v1::Plane plane, const char* reason, v1::Attached* attached) {
@@ -145,7 +149,8 @@ class AttachStream final : public grpc::ServerWriteReactor<v1::AttachResponse> {
     attached->set_boot_epoch(service_.registry->epoch());
     attached->set_session_id(session.id().value);
     attached->set_token(session.token());
-    attached->set_device(service_.registry->device());
+    attached->set_device(session.spec().device);
+    const bool cpu = session.spec().device == kCpu;
     ToProto(session.arena(), service_.descriptor_path, attached->mutable_arena());
     rpc::ToProto(session.pool()->pool.spec(), attached->mutable_pool());
     v1::SessionLimits* limits = attached->mutable_limits();
@@ -156,8 +161,14 @@ class AttachStream final : public grpc::ServerWriteReactor<v1::AttachResponse> {
     limits->set_max_message_bytes(static_cast<uint64_t>(service_.max_message_bytes));
     limits->set_max_queued_operations(static_cast<uint32_t>(session.limits().max_queued_operations));
     AddPlane(v1::PLANE_RPC, nullptr, attached);
-    AddPlane(v1::PLANE_SERVER, "the device is the CPU; the server plane needs a GPU and MPS", attached);
-    AddPlane(v1::PLANE_DIRECT, "the device is the CPU; the direct plane needs a GPU", attached);
+    AddPlane(v1::PLANE_SERVER,
+             cpu ? "the device is the CPU; the server plane needs a GPU and MPS"
+                 : "this version of the daemon has no server plane",
+             attached);
+    AddPlane(
+        v1::PLANE_DIRECT,
+        cpu ? "the device is the CPU; the direct plane needs a GPU" : "this version of the daemon has no direct plane",
+        attached);
     bool cancelled = false;
     {
       absl::MutexLock lock(&link_->mutex);

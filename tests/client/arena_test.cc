@@ -282,6 +282,53 @@ TEST(ArenaTest, UnmappedArenaSaysWhy) {
   EXPECT_TRUE(arena->bytes().empty());
 }
 
+TEST(ArenaTest, CopiesGoToAndFromViewsThatLieInIt) {
+  Case c(v1::ROW_LAYOUT_SPLIT_KV);
+  const auto arena = c.Open().value();
+  EXPECT_FALSE(arena->on_device());
+  Oracle oracle(c);
+  const MatrixView<int32_t> indices = arena->Indices(1).value();
+  const std::vector<int32_t> row = {5, 6, 7};
+  ASSERT_TRUE(arena->CopyIn(row.data(), indices[1].subspan(0, 3)).ok());
+  EXPECT_EQ(reinterpret_cast<int32_t&>(oracle.At("indices.1", {1, 2})), 7);
+  std::vector<int32_t> back(3);
+  ASSERT_TRUE(arena->CopyOut(indices[1].subspan(0, 3), back.data()).ok());
+  EXPECT_EQ(back, row);
+  ASSERT_TRUE(arena->CopyOut(absl::Span<const int32_t>(), back.data()).code() == absl::StatusCode::kOutOfRange);
+  // Whole, beyond the end, before the begin, elsewhere.
+  const absl::Span<std::byte> bytes = arena->bytes();
+  std::vector<std::byte> host(bytes.size() + 1);
+  EXPECT_TRUE(arena->CopyOut(bytes, host.data()).ok());
+  for (const absl::Span<std::byte> outside :
+       {absl::Span<std::byte>(bytes.data() + 1, bytes.size()), absl::Span<std::byte>(bytes.data() - 1, 2),
+        absl::Span<std::byte>(bytes.data(), bytes.size() + 1), absl::Span<std::byte>(host)}) {
+    EXPECT_EQ(arena->CopyIn(host.data(), outside).code(), absl::StatusCode::kOutOfRange);
+    EXPECT_EQ(arena->CopyOut(outside, host.data()).code(), absl::StatusCode::kOutOfRange);
+  }
+  EXPECT_EQ(Arena::Unmapped(absl::AbortedError("why"))->CopyIn(host.data(), bytes).code(), absl::StatusCode::kAborted);
+}
+
+// What needs no GPU of an arena on one. The rest is in the system tests.
+TEST(ArenaTest, AnArenaOnAGpuIsNotMappedAsHostMemory) {
+  Case c(v1::ROW_LAYOUT_LINEAR);
+  c.attached.set_device("GPU-00000000-1111-2222-3333-444444444444");
+  EXPECT_EQ(Arena::MapDevice(c.request, c.attached).status().code(), absl::StatusCode::kFailedPrecondition);
+  c.attached.mutable_arena()->set_cuda_ipc_handle(std::string(64, 'h'));
+  const absl::Status host = Arena::Map(c.request, c.attached, absl::Now() + absl::Seconds(1)).status();
+  EXPECT_EQ(host.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(host.message()), AllOf(HasSubstr("GPU-00000000"), HasSubstr("ArenaMapping::kDevice")));
+  // A client without CUDA, or one that does not see that GPU.
+  const absl::Status device = Arena::MapDevice(c.request, c.attached).status();
+  EXPECT_THAT(device.code(), testing::AnyOf(absl::StatusCode::kUnimplemented, absl::StatusCode::kNotFound)) << device;
+  EXPECT_THAT(std::string(device.message()), HasSubstr("GPU-00000000"));
+  for (const size_t bytes : {1, 63, 65}) {
+    c.attached.mutable_arena()->set_cuda_ipc_handle(std::string(bytes, 'h'));
+    const absl::Status status = Arena::MapDevice(c.request, c.attached).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat(bytes, " bytes, not 64")));
+  }
+}
+
 class ArenaSocketTest : public testing::Test {
  protected:
   ArenaSocketTest() { c_.attached.mutable_arena()->set_descriptor_socket(path_); }

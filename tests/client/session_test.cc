@@ -274,6 +274,26 @@ TEST_F(SessionTest, AnArenaThatCannotBeMappedFailsAttachOnlyWhereItIsRequired) {
   EXPECT_FALSE(Attach(options)->arena()->status().ok());
 }
 
+TEST_F(SessionTest, ASessionOnAGpuWorksWithoutItsArena) {
+  SessionOptions options = Options();
+  options.arena_mapping = ArenaMapping::kDevice;
+  // An arena in host memory is mapped as ever.
+  EXPECT_TRUE(Attach(options)->arena()->status().ok());
+  daemon_.SetAttachedEditor([](v1::AttachResponse* first) {
+    v1::Attached& attached = *first->mutable_attached();
+    attached.set_device("GPU-00000000-1111-2222-3333-444444444444");
+    attached.mutable_arena()->clear_descriptor_socket();
+    attached.mutable_arena()->set_cuda_ipc_handle(std::string(64, 'h'));
+  });
+  auto session = Attach();
+  EXPECT_EQ(session->arena()->status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(Admit(*session), 0u);
+  // Here is no such GPU, or no CUDA.
+  EXPECT_FALSE(Connect().Attach(FakeAttachRequest("kv"), options).ok());
+  options.arena_mapping = ArenaMapping::kRequired;
+  EXPECT_EQ(Connect().Attach(FakeAttachRequest("kv"), options).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
 TEST_F(SessionTest, EventsReachTheirCallbacksInOrder) {
   auto session = Attach();
   v1::AttachResponse event;

@@ -140,7 +140,7 @@ std::string Scrape(int port) {
 MetricsSnapshot FullSnapshot() {
   MetricsSnapshot snapshot;
   snapshot.version = "1.2.3";
-  snapshot.device = "cpu";
+  snapshot.devices = {"cpu", "GPU-1"};
   snapshot.uptime_seconds = 12.5;
   snapshot.draining = true;
   snapshot.max_sessions = 64;
@@ -226,7 +226,9 @@ TEST(MetricsTest, ScrapeShowsTheSnapshot) {
   EXPECT_EQ(exposition.at("stoker_queued_operations"), 7);
   EXPECT_EQ(exposition.at("stoker_draining"), 1);
   EXPECT_EQ(exposition.at("stoker_uptime_seconds"), 12.5);
-  EXPECT_EQ(exposition.at("stoker_build_info{version=\"1.2.3\",device=\"cpu\"}"), 1);
+  EXPECT_EQ(exposition.at("stoker_build_info{version=\"1.2.3\",device=\"cpu,GPU-1\"}"), 1);
+  EXPECT_EQ(exposition.at("stoker_device_info{device=\"cpu\",backend=\"cpu\"}"), 1);
+  EXPECT_EQ(exposition.at("stoker_device_info{device=\"GPU-1\",backend=\"cuda\"}"), 1);
   const double now = static_cast<double>(time(nullptr));
   EXPECT_GT(exposition.at("process_start_time_seconds"), now - 600);
   EXPECT_LE(exposition.at("process_start_time_seconds"), now + 2);

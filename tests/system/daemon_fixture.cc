@@ -18,25 +18,32 @@ namespace stoker::system_test {
 namespace {
 
 constexpr absl::Duration kStartTimeout = absl::Seconds(60);
+constexpr char kBounced[] = "bounced";
 
 }  // namespace
 
 std::string StokerdPath() {
-  const char* other = std::getenv("STOKER_TEST_DAEMON");
-  return other != nullptr ? other : STOKERD_PATH;
+  const bool bounced = TestDevice() == kBounced;
+  const char* other = std::getenv(bounced ? "STOKER_TEST_BOUNCED_DAEMON" : "STOKER_TEST_DAEMON");
+  return other != nullptr ? other : bounced ? BOUNCED_DAEMON_PATH : STOKERD_PATH;
 }
-std::string ClientProcessPath() { return CLIENT_PROCESS_PATH; }
+std::string ClientProcessPath() {
+  const char* other = std::getenv("STOKER_TEST_CLIENT");
+  return other != nullptr ? other : CLIENT_PROCESS_PATH;
+}
+std::string TestDevice() {
+  const char* device = std::getenv("STOKER_TEST_DEVICE");
+  return device != nullptr ? device : "cpu";
+}
 
 TestDaemon::TestDaemon(std::vector<std::string> flags) : flags_(std::move(flags)) { Start(); }
 
 void TestDaemon::Start() {
-  std::vector<std::string> arguments = {StokerdPath(),
-                                        "--socket-path=" + socket(),
-                                        "--log-format=json",
-                                        "--metrics-address=127.0.0.1:0",
-                                        "--cpu-threads=2",
-                                        "--drain-grace-ms=3000",
-                                        "--max-hot-bytes=" + std::to_string(int64_t{2} << 30)};
+  std::vector<std::string> arguments = {
+      StokerdPath(),           "--socket-path=" + socket(),
+      "--log-format=json",     "--metrics-address=127.0.0.1:0",
+      "--cpu-threads=2",       "--device=" + (TestDevice() == kBounced ? "cpu" : TestDevice()),
+      "--drain-grace-ms=3000", "--max-hot-bytes=" + std::to_string(int64_t{2} << 30)};
   arguments.insert(arguments.end(), flags_.begin(), flags_.end());
   process_ = std::make_unique<ChildProcess>(arguments, folder_.File(absl::StrCat("log", starts_++)));
   if (!process_->AwaitOutput("\"message\":\"serving\"", kStartTimeout)) {

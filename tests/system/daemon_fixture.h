@@ -18,10 +18,13 @@
 
 namespace stoker::system_test {
 
-// Paths of the programs, from CMake. The environment variable STOKER_TEST_DAEMON names another daemon, such as one
-// built with a sanitizer or for a release.
+// Paths of the programs, from CMake. The environment variables STOKER_TEST_DAEMON, STOKER_TEST_BOUNCED_DAEMON and
+// STOKER_TEST_CLIENT name others, such as those built with a sanitizer or for a release.
 std::string StokerdPath();
 std::string ClientProcessPath();
+// The environment variable STOKER_TEST_DEVICE, else cpu: what the daemons get as --device, or "bounced" for
+// bounced_daemon.
+std::string TestDevice();
 
 // One daemon. Flags are added to those that every test needs: socket, metrics on a free port, a short grace time.
 class TestDaemon {

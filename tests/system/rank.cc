@@ -8,6 +8,8 @@
 #include <numeric>
 #include <utility>
 
+#include "absl/strings/match.h"
+
 namespace stoker::system_test {
 
 using client::RowPart;
@@ -70,6 +72,10 @@ uint64_t StepOutcome::Sum(uint32_t (v1::LookupCounts::*count)() const) const {
 Rank::Rank(const client::Client& client, const v1::PoolSpec& pool, const v1::AttachRequest& request,
            client::SessionOptions options)
     : pool_(pool), request_(request) {
+  // The rank takes the engine's part, on whatever device.
+  if (options.arena_mapping == client::ArenaMapping::kWherePossible && absl::StartsWith(client.address(), "unix:")) {
+    options.arena_mapping = client::ArenaMapping::kDevice;
+  }
   auto session = client.Attach(request, std::move(options));
   if (!session.ok()) {
     std::fprintf(stderr, "Attach: %s\n", session.status().ToString().c_str());
@@ -125,7 +131,9 @@ absl::Status Rank::Store(const Sequence& sequence, uint32_t first, uint32_t coun
   if (source == v1::DATA_SOURCE_SHARED) {
     const auto staging = session_->arena()->Staging();
     if (!staging.ok()) return staging.status();
-    std::memcpy(staging->data() + 32, rows.data(), rows.size());
+    const absl::Status copied =
+        session_->arena()->CopyIn(reinterpret_cast<const std::byte*>(rows.data()), staging->subspan(32, rows.size()));
+    if (!copied.ok()) return copied;
     item->set_staging_offset_bytes(32);
   } else {
     item->set_rows(rows);
@@ -155,7 +163,8 @@ void Rank::WriteNewest(const Sequence& sequence, uint32_t position, uint32_t ind
       if (done == row.size()) break;
       const auto bytes = arena->HotRow(layer, part, hot_row);
       ASSERT_TRUE(bytes.ok()) << bytes.status();
-      std::memcpy(bytes->data(), row.data() + done, bytes->size());
+      const absl::Status copied = arena->CopyIn(reinterpret_cast<const std::byte*>(row.data() + done), *bytes);
+      ASSERT_TRUE(copied.ok()) << copied;
       done += bytes->size();
     }
   }
@@ -192,7 +201,8 @@ StepOutcome Rank::Step(absl::Span<const BatchRow> batch, const std::vector<std::
       const auto indices = arena->Indices(static_cast<uint32_t>(g));
       if (outcome.status = indices.status(); !outcome.status.ok()) return outcome;
       for (size_t row = 0; row < batch.size(); ++row) {
-        std::copy_n(entries[g].begin() + static_cast<int64_t>(row * top_k), top_k, (*indices)[row].begin());
+        outcome.status = arena->CopyIn(entries[g].data() + row * top_k, (*indices)[row].subspan(0, top_k));
+        if (!outcome.status.ok()) return outcome;
       }
     }
   }
@@ -206,7 +216,9 @@ StepOutcome Rank::Step(absl::Span<const BatchRow> batch, const std::vector<std::
     } else {
       const auto mailbox = arena->HotRows(static_cast<uint32_t>(g));
       for (size_t row = 0; row < batch.size(); ++row) {
-        hot_rows.insert(hot_rows.end(), (*mailbox)[row].begin(), (*mailbox)[row].begin() + top_k);
+        hot_rows.resize((row + 1) * top_k);
+        outcome.status = arena->CopyOut((*mailbox)[row].subspan(0, top_k), hot_rows.data() + row * top_k);
+        if (!outcome.status.ok()) return outcome;
       }
     }
     outcome.hot_rows.push_back(std::move(hot_rows));
@@ -257,7 +269,10 @@ std::string Rank::ArenaRow(uint32_t layer, uint32_t hot_row) const {
     if (row.size() == RowBytes(pool_)) break;
     const auto bytes = arena->HotRow(layer, part, hot_row);
     if (!bytes.ok()) return bytes.status().ToString();
-    row.append(reinterpret_cast<const char*>(bytes->data()), bytes->size());
+    std::string part_bytes(bytes->size(), '\0');
+    const absl::Status copied = arena->CopyOut(*bytes, reinterpret_cast<std::byte*>(part_bytes.data()));
+    if (!copied.ok()) return copied.ToString();
+    row += part_bytes;
   }
   return row;
 }

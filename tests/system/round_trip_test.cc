@@ -1,5 +1,5 @@
 // Rows through the daemon and back, in every row layout: what is stored is what steps, loads and reads hand out.
-#include <cstring>
+#include <array>
 #include <numeric>
 
 #include "tests/system/daemon_fixture.h"
@@ -90,11 +90,13 @@ TEST_P(RoundTripTest, DecodesWithInlineAndSharedStepsAlike) {
     if (HasFatalFailure()) return;
     EXPECT_EQ(from_message.hot_rows, from_arena.hot_rows) << "step " << step;
     for (int g = 0; g < 2; ++g) {
-      const auto misses = by_arena.session().arena()->Misses(static_cast<uint32_t>(g));
+      const auto arena = by_arena.session().arena();
+      std::array<int32_t, 3> misses;
+      EXPECT_TRUE(arena->CopyOut(arena->Misses(static_cast<uint32_t>(g))->subspan(0, 3), misses.data()).ok());
       for (int row = 0; row < 3; ++row) {
         const v1::LookupCounts& counts = from_message.response.groups(g).counts(row);
         EXPECT_EQ(counts.SerializeAsString(), from_arena.response.groups(g).counts(row).SerializeAsString());
-        EXPECT_EQ((*misses)[static_cast<size_t>(row)], static_cast<int32_t>(counts.miss()));
+        EXPECT_EQ(misses[static_cast<size_t>(row)], static_cast<int32_t>(counts.miss()));
       }
     }
     EXPECT_EQ(from_message.response.gathered_bytes(), from_arena.response.gathered_bytes());
@@ -153,7 +155,12 @@ TEST_P(RoundTripTest, LoadsIntoStagingAndHotBuffers) {
   const std::string expected = RowsOf(pool_, absl::MakeConstSpan(sequence.tokens).subspan(10, 90));
   const auto staging = rank.session().arena()->Staging();
   ASSERT_TRUE(staging.ok());
-  EXPECT_EQ(std::memcmp(staging->data() + 64, expected.data(), expected.size()), 0);
+  std::string staged(expected.size(), '\0');
+  EXPECT_TRUE(rank.session()
+                  .arena()
+                  ->CopyOut(staging->subspan(64, staged.size()), reinterpret_cast<std::byte*>(staged.data()))
+                  .ok());
+  EXPECT_TRUE(staged == expected);
   // Positions 0 to 63 are now in slots 0 to 63: a step finds them hot and copies nothing.
   const std::vector<BatchRow> batch = {{&sequence, 100}};
   std::vector<int32_t> positions(16);

@@ -1,0 +1,12 @@
+#include "absl/strings/str_cat.h"
+#include "client/device_mapping.h"
+
+namespace stoker::client {
+
+absl::StatusOr<std::unique_ptr<DeviceMapping>> DeviceMapping::Open(absl::string_view, absl::string_view device,
+                                                                   uint64_t) {
+  return absl::UnimplementedError(absl::StrCat(
+      "the arena is memory of ", device, ", which this build of the client cannot map: it was built without CUDA"));
+}
+
+}  // namespace stoker::client

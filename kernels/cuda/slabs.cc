@@ -1,0 +1,99 @@
+#include "kernels/cuda/slabs.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+namespace stoker::kernels::cuda {
+namespace {
+
+constexpr size_t kGranule = size_t{2} << 20;
+
+}  // namespace
+
+size_t DeviceSlabs::SlabBytes(size_t bytes) {
+  const size_t step = std::max(kGranule, std::bit_floor(bytes) / 8);
+  return (bytes + step - 1) / step * step;
+}
+
+DeviceSlabs::~DeviceSlabs() {
+  const CurrentDevice current(device_);
+  kept_.clear();
+}
+
+absl::StatusOr<DeviceSlab> DeviceSlabs::Take(size_t bytes) {
+  const CurrentDevice current(device_);
+  DeviceSlab slab;
+  slab.bytes = SlabBytes(bytes);
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it =
+        std::find_if(kept_.begin(), kept_.end(), [&](const DeviceSlab& kept) { return kept.bytes == slab.bytes; });
+    if (it != kept_.end()) {
+      slab = std::move(*it);
+      kept_.erase(it);
+      kept_bytes_ -= slab.bytes;
+      return slab;
+    }
+  }
+  absl::StatusOr<DeviceMemory> memory = MakeDeviceMemory(slab.bytes);
+  if (absl::IsResourceExhausted(memory.status())) {
+    cudaGetLastError();
+    std::deque<DeviceSlab> freed;
+    {
+      const std::lock_guard lock(mutex_);
+      freed.swap(kept_);
+      kept_bytes_ = 0;
+    }
+    if (freed.empty()) return memory.status();
+    freed.clear();
+    memory = MakeDeviceMemory(slab.bytes);
+    if (!memory.ok()) cudaGetLastError();
+  }
+  if (!memory.ok()) return memory.status();
+  slab.memory = *std::move(memory);
+  if (exported_) {
+    cudaIpcMemHandle_t handle;
+    if (cudaIpcGetMemHandle(&handle, slab.memory.get()) == cudaSuccess) {
+      slab.ipc_handle.assign(handle.reserved, sizeof handle.reserved);
+    } else {
+      // Not every system has them. Sessions then work without a mapping.
+      cudaGetLastError();
+    }
+  }
+  return slab;
+}
+
+void DeviceSlabs::Give(DeviceSlab slab) {
+  const CurrentDevice current(device_);
+  std::deque<DeviceSlab> freed;  // without the lock: to free one waits
+  {
+    const std::lock_guard lock(mutex_);
+    kept_bytes_ += slab.bytes;
+    kept_.push_back(std::move(slab));
+    while (kept_bytes_ > max_kept_bytes_) {
+      kept_bytes_ -= kept_.front().bytes;
+      freed.push_back(std::move(kept_.front()));
+      kept_.pop_front();
+    }
+  }
+}
+
+absl::StatusOr<PinnedMemory> PinnedSlabs::Take() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!kept_.empty()) {
+      PinnedMemory memory = std::move(kept_.back());
+      kept_.pop_back();
+      return memory;
+    }
+  }
+  return MakePinnedMemory(kSlabBytes);
+}
+
+void PinnedSlabs::Give(PinnedMemory memory) {
+  const std::lock_guard lock(mutex_);
+  kept_.push_back(std::move(memory));
+}
+
+}  // namespace stoker::kernels::cuda

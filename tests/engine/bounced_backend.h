@@ -1,0 +1,29 @@
+// A backend that does not reach pageable memory, without a GPU: the CPU backend behind checks.
+//
+// Every pointer of an operation must lie in memory that the backend has given out; anything else ends the process with
+// a message, as a kernel that reads pageable memory ends a CUDA context. Copies may come from and go to anywhere, and
+// are staged as the CUDA backend stages them: the source is read within the call, and the target written when the next
+// Notify completes. With STOKER_TEST_SLOW_END in the environment it takes an hour to end. On request it loses its
+// device: from then on all work fails, and allocations do.
+//
+// Thread safety: as kernels::Backend.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/backend.h"
+
+namespace stoker::engine_test {
+
+class BouncedBackend : public kernels::Backend {
+ public:
+  // As if the device had an error that nothing recovers from.
+  virtual void Lose() = 0;
+};
+
+// One backend for each name. Pools and host memory of each are reached by all.
+std::vector<std::unique_ptr<BouncedBackend>> MakeBouncedBackends(const std::vector<std::string>& devices, int threads);
+
+}  // namespace stoker::engine_test

@@ -1,11 +1,14 @@
 // stoker-gpu-bench: steps of a workload file through the CUDA kernels, timed as the peers' bench times the seeds'.
 //
-//   stoker-gpu-bench [--pool-gib N] [--rates] WORKLOAD...
+//   stoker-gpu-bench [--pool-gib N] [--rates] [--cold] WORKLOAD...
 //
 // The state is reset; one pass over all steps warms it; then five passes, each one CUDA graph of all steps; the median
 // pass divided by the steps is us_per_step. misses_per_step is counted over the timed passes. Every gathered row of the
-// last step is compared with its source. One JSON object a line. --rates adds the best rate found for random rows of
-// the same pool, and those of commit, store and load.
+// last step is compared with its source. One JSON object a line.
+//
+// --rates adds the best rate found for random rows of the same pool, the copy engine's, and those of commit, store and
+// load; lines of steps then tell their share of the first two. --cold adds steps before each of which the L2 cache was
+// overwritten, launched one by one and timed with events.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -165,9 +168,10 @@ class WorkloadBench {
     gather_.miss_counts = resolve_.miss_counts;
   }
 
-  void Run() {
-    Report("stoker_fused", true,
-           [this](uint32_t step) { CHECK_CUDA(LaunchResolveGather(At(step), gather_, limits_, stream_)); });
+  void Run(bool cold) {
+    const auto fused = [this](uint32_t step) { CHECK_CUDA(LaunchResolveGather(At(step), gather_, limits_, stream_)); };
+    Report("stoker_fused", true, fused);
+    if (cold) Report("stoker_fused_cold", true, fused, true);
     Report("stoker_resolve_gather", true, [this](uint32_t step) {
       CHECK_CUDA(LaunchResolve(At(step), limits_, stream_));
       CHECK_CUDA(LaunchGather(gather_, limits_, stream_));
@@ -210,13 +214,13 @@ class WorkloadBench {
               CHECK_CUDA(LaunchProbe(part, blocks, stream_));
             },
             [] {});
-        Rate("random_gather", order, blocks, us, kRows * w_.row_bytes);
+        best_gather_ = std::max(best_gather_, Rate("random_gather", order, blocks, us, kRows * w_.row_bytes));
       }
     }
     char* const target = reinterpret_cast<char*>(Device(std::vector<char>(size_t{1} << 30)));
     const double us = Time(
         4, [&](uint32_t) { CHECK_CUDA(cudaMemcpyAsync(target, pool_, 1 << 30, cudaMemcpyDefault, stream_)); }, [] {});
-    Rate("copy_engine", "whole", 0, us, int64_t{1} << 30);
+    copy_engine_ = Rate("copy_engine", "whole", 0, us, int64_t{1} << 30);
   }
 
   // Commit of 64 newest rows, and store and load of 32,768 tokens, in 61 layers; against the same bytes in one copy.
@@ -295,12 +299,14 @@ class WorkloadBench {
     return args;
   }
 
-  void Rate(const char* system, const char* what, int blocks, double us, int64_t bytes) const {
+  // Returns GB/s.
+  double Rate(const char* system, const char* what, int blocks, double us, int64_t bytes) const {
     std::printf(
         "{\"system\": \"%s\", \"what\": \"%s\", \"blocks\": %d, \"rows\": %u, \"row_bytes\": %u, \"pool_gib\": %.2f, "
         "\"us\": %.2f, \"gb_per_s\": %.2f}\n",
         system, what, blocks, w_.rows, w_.row_bytes, PoolGib(), us, static_cast<double>(bytes) / us / 1e3);
     std::fflush(stdout);
+    return static_cast<double>(bytes) / us / 1e3;
   }
 
   double PoolGib() const { return static_cast<double>(pool_rows_) * w_.row_bytes / (1 << 30); }
@@ -349,10 +355,39 @@ class WorkloadBench {
     return us[us.size() / 2];
   }
 
-  void Report(const char* system, bool gathers, const std::function<void(uint32_t)>& step) {
+  // The same with a cold L2 cache.
+  double TimeCold(uint32_t steps, const std::function<void(uint32_t)>& step, const std::function<void()>& warmed) {
+    constexpr size_t kL2Bytes = size_t{128} << 20;  // more than any GPU has
+    void* const flushed = Device(std::vector<char>(kL2Bytes));
+    cudaEvent_t begin, end;
+    CHECK_CUDA(cudaEventCreate(&begin));
+    CHECK_CUDA(cudaEventCreate(&end));
+    std::vector<float> us;
+    for (int pass = 0; pass <= kTimedPasses; ++pass) {
+      if (pass == 1) warmed();
+      float sum = 0;
+      for (uint32_t s = 0; s < steps; ++s) {
+        CHECK_CUDA(cudaMemsetAsync(flushed, pass, kL2Bytes, stream_));
+        CHECK_CUDA(cudaEventRecord(begin, stream_));
+        step(s);
+        CHECK_CUDA(cudaEventRecord(end, stream_));
+        CHECK_CUDA(cudaEventSynchronize(end));
+        float ms;
+        CHECK_CUDA(cudaEventElapsedTime(&ms, begin, end));
+        sum += ms * 1000;
+      }
+      if (pass > 0) us.push_back(sum / static_cast<float>(steps));
+    }
+    CHECK_CUDA(cudaEventDestroy(begin));
+    CHECK_CUDA(cudaEventDestroy(end));
+    std::sort(us.begin(), us.end());
+    return us[us.size() / 2];
+  }
+
+  void Report(const char* system, bool gathers, const std::function<void(uint32_t)>& step, bool cold = false) {
     Reset();
-    const double us =
-        Time(w_.steps, step, [this] { CHECK_CUDA(cudaMemset(resolve_.stats, 0, kStats * sizeof(uint64_t))); });
+    const auto warmed = [this] { CHECK_CUDA(cudaMemset(resolve_.stats, 0, kStats * sizeof(uint64_t))); };
+    const double us = cold ? TimeCold(w_.steps, step, warmed) : Time(w_.steps, step, warmed);
     uint64_t stats[kStats];
     CHECK_CUDA(cudaMemcpy(stats, resolve_.stats, sizeof stats, cudaMemcpyDeviceToHost));
     const double misses = static_cast<double>(stats[kMiss]) / kTimedPasses / w_.steps;
@@ -362,11 +397,16 @@ class WorkloadBench {
       bad = CountWrongRows(wanted_ + size_t{w_.steps - 1} * static_cast<size_t>(n), resolve_.hot_rows_out, hot_,
                            w_.row_bytes, n, stream_);
     }
+    const double rate = misses * w_.row_bytes / us / 1e3;
     std::printf(
         "{\"system\": \"%s\", \"rows\": %u, \"top_k\": %u, \"hot_rows\": %u, \"row_bytes\": %u, \"pool_gib\": %.2f, "
-        "\"us_per_step\": %.2f, \"misses_per_step\": %.1f, \"gathered_gb_per_s\": %.2f, \"bad_rows\": %d}\n",
-        system, w_.rows, w_.top_k, w_.hot_rows, w_.row_bytes, PoolGib(), us, misses, misses * w_.row_bytes / us / 1e3,
-        bad);
+        "\"us_per_step\": %.2f, \"misses_per_step\": %.1f, \"gathered_gb_per_s\": %.2f, \"bad_rows\": %d",
+        system, w_.rows, w_.top_k, w_.hot_rows, w_.row_bytes, PoolGib(), us, misses, rate, bad);
+    if (gathers && best_gather_ > 0) {
+      std::printf(", \"share_of_random_gather\": %.3f, \"share_of_copy_engine\": %.3f", rate / best_gather_,
+                  rate / copy_engine_);
+    }
+    std::printf("}\n");
     std::fflush(stdout);
     if (bad != 0) std::exit(1);
   }
@@ -382,6 +422,8 @@ class WorkloadBench {
   int32_t* entries_ = nullptr;
   int32_t* wanted_ = nullptr;
   int32_t* state_rows_ = nullptr;
+  double best_gather_ = 0;  // GB/s, 0 while not measured
+  double copy_engine_ = 0;
   const int32_t layer_ = 0;
   ResolveArgs resolve_;
   GatherCompactArgs gather_;
@@ -393,6 +435,7 @@ class WorkloadBench {
 int main(int argc, char** argv) {
   int64_t pool_gib = 0;
   bool rates = false;
+  bool cold = false;
   std::vector<const char*> paths;
   bool usage = false;
   for (int i = 1; i < argc; ++i) {
@@ -400,6 +443,8 @@ int main(int argc, char** argv) {
       pool_gib = std::atoll(argv[++i]);
     } else if (std::strcmp(argv[i], "--rates") == 0) {
       rates = true;
+    } else if (std::strcmp(argv[i], "--cold") == 0) {
+      cold = true;
     } else if (argv[i][0] != '-') {
       paths.push_back(argv[i]);
     } else {
@@ -407,17 +452,15 @@ int main(int argc, char** argv) {
     }
   }
   if (usage || paths.empty()) {
-    std::fprintf(stderr, "usage: stoker-gpu-bench [--pool-gib N] [--rates] WORKLOAD...\n");
+    std::fprintf(stderr, "usage: stoker-gpu-bench [--pool-gib N] [--rates] [--cold] WORKLOAD...\n");
     return 2;
   }
   for (const char* const path : paths) {
     const stoker::kernels::cuda::Workload workload = stoker::kernels::cuda::ReadWorkload(path);
     stoker::kernels::cuda::WorkloadBench bench(workload, pool_gib);
-    bench.Run();
-    if (rates) {
-      bench.GatherRates();
-      bench.TransferRates();
-    }
+    if (rates) bench.GatherRates();
+    bench.Run(cold);
+    if (rates) bench.TransferRates();
   }
   return 0;
 }

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/connection.h"
 #include "client/session.h"
+#include "grpc/grpc.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 #include "grpcpp/support/channel_arguments.h"
@@ -164,6 +165,10 @@ absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(absl::string_view a
 
   // One channel per process and address: the only state of the library that outlives its objects. Never destroyed, so
   // that static destructors may use it.
+  // gRPC itself stays as well: with the last channel of a process it would shut down, and can wait 10 s for a poller of
+  // its own in that.
+  static const bool kept = (grpc_init(), true);
+  static_cast<void>(kept);
   static std::mutex& mutex = *new std::mutex;
   static auto& channels = *new std::map<std::string, std::weak_ptr<grpc::Channel>>;
 

@@ -1,5 +1,6 @@
 #include "server/daemon.h"
 
+#include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
@@ -155,6 +156,9 @@ absl::Status Daemon::lost() const {
 }
 
 absl::Status Daemon::Initialize(const MakeBackends& make_backends) {
+  // For the process: with its last server gRPC would shut down, and can wait 10 s for a poller of its own in that.
+  static const bool kept = (grpc_init(), true);
+  static_cast<void>(kept);
   absl::StatusOr<std::vector<std::unique_ptr<kernels::Backend>>> backends =
       make_backends != nullptr ? make_backends() : MakeDevices();
   if (!backends.ok()) return backends.status();
@@ -407,7 +411,6 @@ Daemon::~Daemon() {
   descriptor_socket_.reset();
   listen_socket_.reset();
   if (metrics_ != nullptr) metrics_->Stop();
-  // Up to 10 s when a reply once did not fit into a socket: gRPC waits for the poller that it then started.
   server_.reset();
   services_.clear();
   registry_.reset();

@@ -25,7 +25,7 @@ constexpr std::chrono::seconds kAbandonTime(8);
 // How the daemon tells this thread that it failed after its start.
 constexpr int kFailedSignal = SIGUSR1;
 // After the stop only memory and threads are left, which the process's end gives back as well, and faster: to unpin a
-// pool takes seconds, and gRPC can take 10 (see ~Daemon).
+// pool takes seconds.
 constexpr absl::Duration kTeardownTime = absl::Seconds(2);
 
 // All threads inherit the mask, so the signals come to Await alone.

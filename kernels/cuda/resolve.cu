@@ -351,9 +351,9 @@ int ClusterSize(int32_t rows, const DeviceLimits& limits) {
 // (address translations that are kept near a multiprocessor are lost), with 16 nothing.
 constexpr int32_t kMaxRowsForEarlyStart = 16;
 
-// From this many batch rows on misses are copied in the order of their positions: 5 to 10 % more of them a second with 16
-// to 64 sequences. It costs a barrier and a scan before the first read; with few sequences the address translations of
-// all their rows are at hand anyway.
+// From this many batch rows on misses are copied in the order of their positions: 5 to 10 % more of them a second with
+// 16 to 64 sequences. It costs a barrier and a scan before the first read; with few sequences the address translations
+// of all their rows are at hand anyway.
 constexpr int32_t kMinRowsForSorting = 16;
 
 cudaError_t Launch(ResolveKernelArgs& args, bool gather, const DeviceLimits& limits, cudaStream_t stream) {

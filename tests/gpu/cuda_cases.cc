@@ -9,14 +9,16 @@ namespace stoker::kernels {
 
 const std::vector<BackendCase>& BackendCases() {
   static const auto* const cases =
-      new std::vector<BackendCase>{{"cuda", [](int) {
+      new std::vector<BackendCase>{{"cuda",
+                                    [](int) {
                                       auto backend = cuda::MakeCudaBackend(0);
                                       if (!backend.ok()) {
                                         std::fprintf(stderr, "%s\n", backend.status().ToString().c_str());
                                         std::abort();
                                       }
                                       return *std::move(backend);
-                                    }}};
+                                    },
+                                    /*in_full=*/true}};
   return *cases;
 }
 

@@ -1,11 +1,19 @@
 #include "tests/kernels/backends.h"
 
+#include <algorithm>
 #include <condition_variable>
+#include <cstdlib>
 #include <mutex>
 #include <optional>
 #include <utility>
 
 namespace stoker::kernels {
+
+int32_t Cases(const BackendCase& backend, int32_t quick, int32_t full) {
+  const int32_t cases = backend.in_full ? full : quick;
+  const char* const limit = std::getenv("STOKER_TEST_CASES");
+  return limit == nullptr ? cases : std::clamp(std::atoi(limit), 1, cases);
+}
 
 absl::Status Finish(Stream& stream) {
   std::mutex mutex;

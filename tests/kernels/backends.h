@@ -18,6 +18,8 @@ struct BackendCase {
   std::string name;
   // Makes a backend whose streams run on `threads` threads, where that means something to it.
   std::function<std::unique_ptr<Backend>(int threads)> make;
+  // Whether random and repeated cases run in full: where the program is not part of every build's tests.
+  bool in_full = false;
 
   friend void PrintTo(const BackendCase& backend, std::ostream* out) { *out << backend.name; }
 };
@@ -29,6 +31,10 @@ const std::vector<BackendCase>& BackendCases();
 #define STOKER_FOR_EVERY_BACKEND(suite)                                        \
   INSTANTIATE_TEST_SUITE_P(Backends, suite, testing::ValuesIn(BackendCases()), \
                            [](const testing::TestParamInfo<BackendCase>& backend) { return backend.param.name; })
+
+// How many cases, or steps, a test runs: `full` where the backend runs in full, else `quick`; at most
+// STOKER_TEST_CASES, where the environment has it: under a tool that makes everything a hundred times slower.
+int32_t Cases(const BackendCase& backend, int32_t quick, int32_t full);
 
 // Blocks until the stream's work is done. Returns what Notify tells.
 absl::Status Finish(Stream& stream);
@@ -61,6 +67,7 @@ class Bench {
 class BackendTest : public testing::TestWithParam<BackendCase> {
  protected:
   Bench& bench() { return bench_; }
+  int32_t Cases(int32_t quick, int32_t full) const { return kernels::Cases(GetParam(), quick, full); }
 
  private:
   Bench bench_{GetParam()};

@@ -5,8 +5,8 @@
 namespace stoker::kernels {
 
 const std::vector<BackendCase>& BackendCases() {
-  static const auto* const cases =
-      new std::vector<BackendCase>{{"cpu", [](int threads) { return cpu::MakeCpuBackend(threads); }}};
+  static const auto* const cases = new std::vector<BackendCase>{
+      {"cpu", [](int threads) { return cpu::MakeCpuBackend(threads); }, /*in_full=*/false}};
   return *cases;
 }
 

@@ -157,6 +157,20 @@ TEST_P(ResidencyOpsTest, Reset) {
   }
 }
 
+// More than a grid's second dimension has.
+TEST_P(ResidencyOpsTest, ResetOfManyStateRows) {
+  std::mt19937_64 rng(24);
+  ResolveCase c(Shape(IndexSpace::kPosition));
+  c.FillState(rng, 400, 0.8);
+  std::vector<int32_t> states(70000, -1);
+  states[65535] = 1;
+  states[69999] = 3;
+  const auto state_rows = c.image().Add("states", states);
+  ASSERT_TRUE(RunBoth(c, [&](std::byte* base) {
+    return ResetArgs{.residency = c.Args(base).residency, .state_rows = state_rows.In(base), .count = 70000};
+  }));
+}
+
 TEST_P(ResidencyOpsTest, Place) {
   std::mt19937_64 rng(23);
   for (const auto& [first, count] :

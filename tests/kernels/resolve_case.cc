@@ -27,6 +27,13 @@ std::vector<int32_t> Slice(const std::vector<int32_t>& values, int64_t first, in
 
 }  // namespace
 
+ResolveShape Plain(ResolveShape shape) {
+  shape.int64_lengths = shape.int64_state_rows = false;
+  shape.request_states = shape.hot_block_table = shape.resident_table = false;
+  shape.attention_indices = shape.resolved_pool_rows = shape.valid_counts = shape.miss_mask = false;
+  return shape;
+}
+
 int32_t ResolveCase::TableColumns() const {
   return shape_.table_columns != 0 ? shape_.table_columns
                                    : (shape_.positions + shape_.block_rows - 1) / shape_.block_rows;
@@ -41,7 +48,7 @@ ResolveCase::ResolveCase(const ResolveShape& shape)
   const size_t state_rows = shape_.state_rows;
   const size_t rows = shape_.rows;
   const size_t entries = rows * shape_.top_k;
-  slot_key_ = image_.Add("slot_key", std::vector<int32_t>(state_rows * shape_.hot_rows, -1));
+  slot_key_ = image_.Add("slot_key", std::vector<int32_t>(shape_.slot_key_offset + state_rows * shape_.hot_rows, -1));
   lru_ = image_.Add<int16_t>("lru", state_rows * shape_.hot_rows);
   for (int32_t s = 0; s < shape_.state_rows; ++s) {
     for (int32_t i = 0; i < shape_.hot_rows; ++i) lru(s)[i] = static_cast<int16_t>(i);
@@ -153,7 +160,7 @@ std::vector<int32_t> ResolveCase::resolved(int32_t row) const {
 ResolveArgs ResolveCase::Args(std::byte* base) const {
   ResolveArgs args;
   args.index_space = shape_.index_space;
-  args.residency = {.slot_key = slot_key_.In(base),
+  args.residency = {.slot_key = slot_key_.In(base) + shape_.slot_key_offset,
                     .lru = lru_.In(base),
                     .state_rows = shape_.state_rows,
                     .hot_rows = shape_.hot_rows};
@@ -185,7 +192,7 @@ ResolveArgs ResolveCase::Args(std::byte* base) const {
     args.resident_columns = TableColumns();
     args.resident_null_block = 0;
   }
-  args.region_rows = shape_.hot_rows + shape_.newest_capacity;
+  args.region_rows = shape_.region_rows();
   args.newest_row = shape_.hot_rows;
   args.hot_block_table = hot_block_table_.In(base);
   args.hot_block_stride = hot_block_stride_;

@@ -44,7 +44,14 @@ struct ResolveShape {
   bool stats = true;
   int32_t hot_block_rows = 16;
   int64_t attention_block_stride = 24;
+  int32_t slot_key_offset = 0;  // elements before slot_key, which is aligned to 64 bytes without them
+
+  int32_t region_rows() const { return hot_rows + newest_capacity; }
 };
+
+// The shape without optional inputs and outputs of an entry, and with integers of 32 bits: what the CUDA backend has
+// faster kernels for.
+ResolveShape Plain(ResolveShape shape);
 
 class ResolveCase {
  public:
@@ -68,7 +75,9 @@ class ResolveCase {
   int64_t hot_block_stride() const { return hot_block_stride_; }
 
   // The residency, free to be corrupted.
-  int32_t* slot_key(int32_t state_row) { return image_.At(slot_key_) + int64_t{state_row} * shape_.hot_rows; }
+  int32_t* slot_key(int32_t state_row) {
+    return image_.At(slot_key_) + shape_.slot_key_offset + int64_t{state_row} * shape_.hot_rows;
+  }
   int16_t* lru(int32_t state_row) { return image_.At(lru_) + int64_t{state_row} * shape_.hot_rows; }
   // Puts a key into a slot, on both sides.
   void Hold(int32_t state_row, int32_t slot, int32_t key);

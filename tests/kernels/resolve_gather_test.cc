@@ -1,6 +1,9 @@
 // Resolve and gather as one operation, against the two oracles one after the other.
 #include "kernels/resolve_gather.h"
 
+#include <algorithm>
+#include <iterator>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -9,16 +12,15 @@
 #include "gtest/gtest.h"
 #include "tests/kernels/backends.h"
 #include "tests/kernels/resolve_case.h"
+#include "tests/kernels/resolve_gather_case.h"
+#include "tests/kernels/resolve_random.h"
 #include "tests/kernels/row_store_case.h"
-#include "tests/reference/reference.h"
 
 namespace stoker::kernels {
 namespace {
 
 class ResolveGatherTest : public BackendTest {};
 STOKER_FOR_EVERY_BACKEND(ResolveGatherTest);
-
-constexpr int32_t kLayers[] = {1, 0, 2};
 
 ResolveShape Shape(IndexSpace index_space) {
   ResolveShape shape;
@@ -30,65 +32,195 @@ ResolveShape Shape(IndexSpace index_space) {
   return shape;
 }
 
-GatherCompactArgs GatherOf(const ResolveArgs& resolve, const RowStore& pool, const RowStore& hot) {
-  return {.pool = pool,
-          .hot = hot,
-          .pool_rows = pool.layout.rows,
-          .hot_rows = hot.layout.rows,
-          .layers = kLayers,
-          .layer_count = 3,
-          .miss_pool_rows = resolve.miss_pool_rows,
-          .miss_hot_rows = resolve.miss_hot_rows,
-          .miss_counts = resolve.miss_counts,
-          .rows = resolve.rows,
-          .top_k = resolve.top_k,
-          .gathered_bytes = nullptr};
-}
-
 TEST_P(ResolveGatherTest, EqualsTheTwoOneAfterTheOther) {
   std::mt19937_64 rng(41);
   for (const FormatCase& format : FormatCases()) {
     if (format.format.row_bytes > 10000) continue;
     for (const IndexSpace index_space : {IndexSpace::kPosition, IndexSpace::kPoolRow}) {
-      SCOPED_TRACE(format.name);
-      ResolveCase c(Shape(index_space));
-      c.FillState(rng, 500, 0.8);
-      Image pool;
-      // The pool ends before the rows that resolve may name do: those beyond it are zero-filled.
-      const StoreCase from(pool, "pool", RowLayout::Make(format.format, 480).value(), 3, 0, rng);
-      const StoreCase to(c.image(), "hot", RowLayout::Make(format.format, 3 * 108).value(), 3, 0, rng);
-      for (int32_t step = 0; step < 2; ++step) {
-        for (int32_t r = 0; r < 3; ++r) {
-          std::vector<int32_t> entries(40);
-          for (int32_t& entry : entries) entry = static_cast<int32_t>(rng() % 510) - 1;
-          c.SetEntries(r, entries);
+      for (const bool plain : {false, true}) {
+        SCOPED_TRACE(format.name);
+        const ResolveShape shape = Shape(index_space);
+        // The pool ends before the rows that resolve may name do.
+        ResolveGatherCase c(plain ? Plain(shape) : shape, format.format, {1, 0, 2}, 480, rng);
+        c.resolve().FillState(rng, 500, 0.8);
+        for (int32_t step = 0; step < 2; ++step) {
+          for (int32_t r = 0; r < 3; ++r) {
+            std::vector<int32_t> entries(40);
+            for (int32_t& entry : entries) entry = static_cast<int32_t>(rng() % 510) - 1;
+            c.resolve().SetEntries(r, entries);
+          }
+          ASSERT_TRUE(c.Step(bench()));
         }
-        c.PoisonOutputs();
-        Image want = c.image();
-        const ResolveArgs want_resolve = c.Args(want.data());
-        const GatherCompactArgs want_gather = GatherOf(want_resolve, from.In(pool.data()), to.In(want.data()));
-        ASSERT_TRUE(Validate(want_resolve, want_gather).ok()) << Validate(want_resolve, want_gather);
-        reference::Resolve(want_resolve);
-        reference::Gather(want_gather);
-        const absl::Status status =
-            bench().Run(c.image(), pool, [&](Stream& stream, std::byte* device, std::byte* pool_base) {
-              const ResolveArgs resolve = c.Args(device);
-              return stream.ResolveGather(resolve, GatherOf(resolve, from.In(pool_base), to.In(device)));
-            });
-        ASSERT_TRUE(status.ok()) << status;
-        ASSERT_TRUE(c.image().Equals(want));
       }
+    }
+  }
+}
+
+struct BatchKind {
+  std::string name;
+  IndexSpace index_space = IndexSpace::kPosition;
+  int32_t top_k = 64;
+  int32_t hot_rows = 128;
+  bool plain = false;
+  bool unions = false;  // query rows in runs of one to four, and padding
+  int32_t slot_key_offset = 0;
+};
+
+// Batches of the sizes at which the CUDA backend gives a sequence more blocks or fewer, or none beside its own.
+constexpr int32_t kBatchSizes[] = {1, 2, 8, 9, 16, 17, 33, 64, 66, 67, 132, 200};
+
+const RowFormat kBatchFormats[] = {
+    {.row_bytes = 16},
+    {.row_bytes = 20},
+    {.row_bytes = 24},
+    {.kind = RowLayoutKind::kSplitKv, .row_bytes = 16, .v_row_bytes = 8},
+    {.kind = RowLayoutKind::kDsv4Paged, .row_bytes = 584},
+};
+
+// Fills one step's batch: sequences in runs, each on a state row of its own.
+void SetBatch(ResolveCase& c, const BatchKind& kind, int32_t limit, int32_t step, std::mt19937_64& rng) {
+  const int32_t rows = c.shape().rows;
+  int32_t state_row = 0;
+  for (int32_t r = 0; r < rows;) {
+    const int32_t run = kind.unions ? Draw(rng, 1, 4) : 1;
+    const bool padding = kind.unions && Chance(rng, 0.1);
+    const int32_t length = Draw(rng, limit / 2, limit);
+    for (int32_t q = 0; q < run && r < rows; ++q, ++r) {
+      c.SetStateRow(r, padding ? -1 : rows - 1 - state_row);
+      c.SetLength(r, length + q);
+      if (c.shape().newest_pool_rows) c.newest_pool_rows()[r] = length + q - 1;
+      std::vector<int32_t> entries(kind.top_k);
+      // Many misses, few, and in some rows none.
+      const int32_t range = step == 1 && r % 3 == 0 ? kind.hot_rows / 2 : limit;
+      for (int32_t& entry : entries) entry = Draw(rng, -1, range);
+      if (step == 1 && r % 5 == 0) entries = {c.slot_key(rows - 1 - state_row)[3]};
+      c.SetEntries(r, entries);
+    }
+    ++state_row;
+  }
+  if (c.shape().real_rows) *c.real_rows() = step == 0 ? rows : Draw(rng, 0, rows);
+}
+
+void RunBatches(Bench& bench, const BatchKind& kind, const std::vector<int32_t>& batches, int32_t steps) {
+  std::mt19937_64 rng(43);
+  for (size_t b = 0; b < batches.size(); ++b) {
+    SCOPED_TRACE(testing::Message() << kind.name << ", batch " << batches[b]);
+    const int32_t limit = 4 * kind.hot_rows;
+    ResolveShape shape;
+    shape.index_space = kind.index_space;
+    shape.state_rows = shape.rows = batches[b];
+    shape.top_k = kind.top_k;
+    shape.hot_rows = kind.hot_rows;
+    shape.positions = limit + 8;
+    shape.blocks = limit / shape.block_rows + 3;
+    shape.real_rows = kind.unions;
+    shape.newest_pool_rows = kind.index_space == IndexSpace::kPoolRow;
+    shape.slot_key_offset = kind.slot_key_offset;
+    if (kind.plain) shape = Plain(shape);
+    const std::vector<int32_t> layers = b % 2 == 0 ? std::vector<int32_t>{1, 0} : std::vector<int32_t>{0};
+    ResolveGatherCase c(shape, kBatchFormats[b % std::size(kBatchFormats)], layers, limit - 20, rng);
+    c.resolve().FillState(rng, limit, 0.8);
+    for (int32_t step = 0; step < steps; ++step) {
+      SetBatch(c.resolve(), kind, limit, step, rng);
+      ASSERT_TRUE(c.Step(bench)) << "step " << step;
+    }
+  }
+}
+
+TEST_P(ResolveGatherTest, BatchesOfEverySize) {
+  for (const BatchKind& kind : {
+           BatchKind{.name = "plain", .plain = true},
+           BatchKind{.name = "plain unions", .plain = true, .unions = true},
+           BatchKind{.name = "position unions", .unions = true},
+           BatchKind{.name = "pool row", .index_space = IndexSpace::kPoolRow},
+           BatchKind{.name = "pool row unions", .index_space = IndexSpace::kPoolRow, .unions = true},
+           BatchKind{.name = "odd", .hot_rows = 129, .plain = true},
+       }) {
+    std::vector<int32_t> batches(std::begin(kBatchSizes), std::end(kBatchSizes));
+    if (Cases(1000, 1000) < 100) batches = {1, 9, 17, 67};
+    ASSERT_NO_FATAL_FAILURE(RunBatches(bench(), kind, batches, 2));
+  }
+}
+
+TEST_P(ResolveGatherTest, BatchesOfCommonShapes) {
+  const int32_t steps = Cases(1, 3);
+  for (const bool plain : {true, false}) {
+    const std::string name = plain ? "plain" : "with options";
+    ASSERT_NO_FATAL_FAILURE(
+        RunBatches(bench(), {.name = name, .top_k = 512, .hot_rows = 1024, .plain = plain}, {1, 9, 17, 33, 67}, steps));
+    ASSERT_NO_FATAL_FAILURE(
+        RunBatches(bench(), {.name = name, .top_k = 1024, .hot_rows = 2048, .plain = plain}, {2, 16, 33}, steps));
+    ASSERT_NO_FATAL_FAILURE(
+        RunBatches(bench(), {.name = name, .top_k = 2048, .hot_rows = 4096, .plain = plain}, {1, 9, 17}, steps));
+  }
+  ASSERT_NO_FATAL_FAILURE(
+      RunBatches(bench(), {.name = "large", .top_k = 3000, .hot_rows = 8192, .plain = true}, {1, 9}, steps));
+}
+
+// One query row whose kernel copies by itself, at the largest sizes.
+TEST_P(ResolveGatherTest, LargeBatchOfTheLargestShape) {
+  if (Cases(1, 1000) < 2) return;
+  RunBatches(bench(), {.name = "plain", .top_k = 2048, .hot_rows = 4096, .plain = true}, {67}, 1);
+  RunBatches(bench(), {.name = "plain", .top_k = 1024, .hot_rows = 2048, .plain = true}, {132}, 1);
+}
+
+// The keys of the slots need the alignment of an integer, no more.
+TEST_P(ResolveGatherTest, SlotKeysAtAnyAddress) {
+  for (const IndexSpace index_space : {IndexSpace::kPosition, IndexSpace::kPoolRow}) {
+    BatchKind kind{.name = "off by one", .index_space = index_space, .plain = true, .slot_key_offset = 1};
+    ASSERT_NO_FATAL_FAILURE(RunBatches(bench(), kind, {1, 9, 17, 67}, 2));
+    kind.top_k = 2048;
+    kind.hot_rows = 4096;
+    ASSERT_NO_FATAL_FAILURE(RunBatches(bench(), kind, {1, 9}, 1));
+    kind.hot_rows = 8192;
+    ASSERT_NO_FATAL_FAILURE(RunBatches(bench(), kind, {1}, 2));
+  }
+}
+
+// More layers than one launch takes.
+TEST_P(ResolveGatherTest, ManyLayers) {
+  std::mt19937_64 rng(44);
+  std::vector<int32_t> layers(150);
+  std::iota(layers.rbegin(), layers.rend(), 0);
+  for (const bool plain : {true, false}) {
+    ResolveGatherCase c(plain ? Plain(Shape(IndexSpace::kPosition)) : Shape(IndexSpace::kPosition), {.row_bytes = 8},
+                        layers, 480, rng);
+    for (int32_t step = 0; step < 2; ++step) {
+      for (int32_t r = 0; r < 3; ++r) {
+        std::vector<int32_t> entries(40);
+        for (int32_t& entry : entries) entry = Draw(rng, 0, 500);
+        c.resolve().SetStateRow(r, step == 0 ? r : r / 2);
+        c.resolve().SetEntries(r, entries);
+      }
+      ASSERT_TRUE(c.Step(bench())) << "step " << step;
+    }
+  }
+}
+
+TEST_P(ResolveGatherTest, RandomCases) {
+  for (int32_t i = 0; i < Cases(200, 800); ++i) {
+    SCOPED_TRACE(testing::Message() << "case " << i);
+    std::mt19937_64 rng(30001 + i);
+    ResolveShape shape = RandomShape(rng, i % 40 == 39 ? RandomSize::kLarge : RandomSize::kSmall);
+    shape.compact_list = true;
+    const int64_t pool_rows = std::max(1, KeyLimit(shape) - Draw(rng, 0, 9));
+    ResolveGatherCase c(shape, kBatchFormats[i % std::size(kBatchFormats)], {0}, std::min<int64_t>(pool_rows, 20000),
+                        rng);
+    RandomTables(c.resolve(), rng);
+    c.resolve().FillState(rng, KeyLimit(shape), 0.7);
+    for (int32_t step = 0; step < 3; ++step) {
+      RandomInputs(c.resolve(), rng);
+      if (i % 4 == 3) CorruptState(c.resolve(), rng);
+      ASSERT_TRUE(c.Step(bench())) << "step " << step;
     }
   }
 }
 
 TEST(ValidateResolveGatherTest, RefusesWhatDoesNotBelongTogether) {
   std::mt19937_64 rng(42);
-  ResolveCase c(Shape(IndexSpace::kPosition));
-  Image stores;
-  const StoreCase store(stores, "rows", RowLayout::Make({.row_bytes = 16}, 400).value(), 3, 0, rng);
-  const ResolveArgs resolve = c.Args(c.image().data());
-  const GatherCompactArgs good = GatherOf(resolve, store.In(stores.data()), store.In(stores.data()));
+  ResolveGatherCase c(Shape(IndexSpace::kPosition), {.row_bytes = 16}, {1, 0, 2}, 400, rng);
+  const ResolveArgs resolve = c.resolve().Args(c.resolve().image().data());
+  const GatherCompactArgs good = c.GatherArgs(c.resolve().image().data(), c.pool().data());
   ASSERT_TRUE(Validate(resolve, good).ok());
   const auto expect = [&](const GatherCompactArgs& gather, const std::string& message) {
     EXPECT_EQ(Validate(resolve, gather).code(), absl::StatusCode::kInvalidArgument);

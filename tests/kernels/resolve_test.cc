@@ -182,6 +182,24 @@ TEST_P(ResolveTest, LengthsOfEveryKind) {
   }
 }
 
+// A table of single rows, whose last column no integer of 32 bits has the number behind.
+TEST_P(ResolveTest, LongestLengthInBlocksOfOneRow) {
+  for (const bool plain : {true, false}) {
+    ResolveShape shape;
+    shape.top_k = 8;
+    shape.hot_rows = 16;
+    shape.positions = 100;
+    shape.block_rows = 1;
+    shape.blocks = 100;
+    ResolveCase c(plain ? Plain(shape) : shape);
+    c.SetLength(0, INT32_MAX);
+    c.Hold(0, 2, 5);
+    c.SetEntries(0, {5, 6, 99, 100, 70000, 1 << 30, INT32_MAX - 1, INT32_MAX});
+    ASSERT_TRUE(c.Step(bench())) << plain;
+    EXPECT_THAT(c.counts(0), ElementsAre(1, 0, 0, 2, 0, 5));
+  }
+}
+
 TEST_P(ResolveTest, PaddingRows) {
   std::mt19937_64 rng(3);
   for (const IndexSpace index_space : {IndexSpace::kPosition, IndexSpace::kPoolRow}) {

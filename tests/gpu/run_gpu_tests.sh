@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# Runs the test programs that need a GPU, one line each; fails if one fails.
+#
+#   tests/gpu/run_gpu_tests.sh BIN_DIR [--sanitize]
+#
+# --sanitize: afterwards a reduced set under the four tools of compute-sanitizer (README.md). Logs lie in BIN_DIR/logs.
+set -uo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+kernels=$here/../../kernels/cuda
+if [ $# -lt 1 ] || [ ! -d "$1" ] || { [ $# -gt 1 ] && [ "$2" != --sanitize ]; }; then
+  sed -n '2,6p' "$0" >&2
+  exit 2
+fi
+bin=$(cd "$1" && pwd)
+logs=${STOKER_GPU_LOGS:-$bin/logs}
+mkdir -p "$logs"
+programs=(kernels_resolve_gpu_test kernels_rows_gpu_test graph_gpu_test hostile_gpu_test)
+failed=0
+
+# report NAME STATUS SECONDS LOG
+report() {
+  local what
+  what=$(grep -aE '^\[  (PASSED|FAILED)  \] [0-9]+ tests?' "$4" | tail -1)
+  if [ "$2" -eq 0 ] && [ -n "$what" ]; then
+    printf 'ok     %-44s %4d s  %s\n' "$1" "$3" "$what"
+  else
+    printf 'FAILED %-44s %4d s  status %d, see %s\n' "$1" "$3" "$2" "$4"
+    failed=1
+  fi
+}
+
+for program in "${programs[@]}"; do
+  log=$logs/$program.log
+  begin=$SECONDS
+  timeout 300 "$bin/$program" >"$log" 2>&1
+  report "$program" $? $((SECONDS - begin)) "$log"
+done
+
+# Whether both ends of every hazard in the log are in racecheck_allowed.txt. Says which are not.
+hazards_allowed() {
+  local location file line text bad=0
+  while IFS= read -r location; do
+    file=$(sed -nE 's|.* in ([^ ]*/)?([^ /]+\.cuh?):([0-9]+).*|\2|p' <<<"$location")
+    line=$(sed -nE 's|.* in ([^ ]*/)?([^ /]+\.cuh?):([0-9]+).*|\3|p' <<<"$location")
+    if [ -z "$file" ]; then
+      echo "       a hazard without a line (build with -DCMAKE_CUDA_FLAGS=-lineinfo): $location"
+      bad=1
+      continue
+    fi
+    text=$(sed -n "${line}{s/^ *//;s/ *$//;p}" "$kernels/$file" 2>/dev/null)
+    if ! grep -v '^#' "$here/racecheck_allowed.txt" | grep -qxF -- "$file|$text"; then
+      echo "       a hazard at $file:$line: $text"
+      bad=1
+    fi
+  done < <(grep -aE '^=========.* access (at|by) ' "$1" | sed -E 's/ \[[0-9]+ hazards?\]//' | sort -u)
+  return $bad
+}
+
+if [ "${2:-}" = --sanitize ]; then
+  sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -1)
+  if [ -z "$sanitizer" ]; then
+    echo "FAILED compute-sanitizer is not installed"
+    exit 1
+  fi
+  export STOKER_TEST_CASES=${STOKER_TEST_CASES:-2}
+  # Tests whose sizes, or oracles, take long and whose kernels others run as well.
+  skipped='*EdgeSizes*:*Golden*:*LargestTopK*:*8192_32768*:*BatchesOfCommonShapes*:*SlotKeysAtAnyAddress*'
+  skipped+=':*TransferInBothDirections*:*EqualsTheTwo*:*Oracle*:*CudaStreamTest*'
+  for tool in memcheck racecheck initcheck synccheck; do
+    for program in "${programs[@]}"; do
+      # Racecheck looks at shared memory only: nothing that a stranger writes.
+      if [ $tool = racecheck ] && [ $program = hostile_gpu_test ]; then continue; fi
+      log=$logs/$tool.$program.log
+      begin=$SECONDS
+      # Racecheck's hazards are read from the log: some are meant.
+      exitcode=9
+      if [ $tool = racecheck ]; then exitcode=0; fi
+      timeout 120 "$sanitizer" --tool $tool --error-exitcode $exitcode --print-limit 10000 "$bin/$program" \
+        --gtest_filter="-$skipped" >"$log" 2>&1
+      status=$?
+      if [ $tool = racecheck ] && ! hazards_allowed "$log"; then status=9; fi
+      report "$tool $program" $status $((SECONDS - begin)) "$log"
+    done
+  done
+fi
+exit $failed

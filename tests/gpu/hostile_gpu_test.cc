@@ -26,7 +26,7 @@ namespace {
 // Operations of one round beside one scribbling kernel, which takes longer than they do.
 constexpr int kRounds = 20;
 constexpr int kOperations = 20;
-constexpr int32_t kScribbles = 100000;
+constexpr int32_t kScribbles = 50000;
 
 class HostileGpuTest : public testing::Test {
  protected:
@@ -84,6 +84,8 @@ struct HostileCase {
   bool tables = false;  // hot_block_table, resident_table, request_states too
   bool gathers = false;
   int32_t block_rows = 16;
+
+  friend void PrintTo(const HostileCase& hostile, std::ostream* out) { *out << hostile.name; }
 };
 
 ResolveShape Shape(const HostileCase& hostile) {

@@ -58,7 +58,8 @@ std::vector<DriftCase> DriftCases() {
        .hot_rows = 4096,
        .plain = true,
        .first_length = 131072,
-       .quick_steps = 20});
+       .quick_steps = 20,
+       .full_steps = 300});
   add({.name = "plain_2048_8192_across_32768",
        .top_k = 2048,
        .hot_rows = 8192,

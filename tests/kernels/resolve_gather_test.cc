@@ -198,7 +198,7 @@ TEST_P(ResolveGatherTest, ManyLayers) {
 }
 
 TEST_P(ResolveGatherTest, RandomCases) {
-  for (int32_t i = 0; i < Cases(200, 800); ++i) {
+  for (int32_t i = 0; i < Cases(200, 500); ++i) {
     SCOPED_TRACE(testing::Message() << "case " << i);
     std::mt19937_64 rng(30001 + i);
     ResolveShape shape = RandomShape(rng, i % 40 == 39 ? RandomSize::kLarge : RandomSize::kSmall);

@@ -8,14 +8,11 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
-#include <future>
 #include <memory>
 #include <numeric>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -296,27 +293,6 @@ TEST_P(GraphGpuTest, Replays) {
     ASSERT_TRUE(step.pool().Equals(want_pool));
     ASSERT_TRUE(step.resolve().CheckResidency());
   }
-}
-
-// Copies from and to pageable memory that no Notify has followed do not keep a stream from ending.
-TEST(CudaStreamTest, EndsWithCopiesThatNobodyAskedFor) {
-  struct Shared {
-    std::unique_ptr<Backend> backend = BackendCases().front().make(1);
-    std::unique_ptr<Buffer> device = backend->AllocateShared(4096).value();
-    std::vector<std::byte> host{4096};
-    std::promise<void> ended;
-  };
-  const auto shared = std::make_shared<Shared>();
-  std::future<void> ended = shared->ended.get_future();
-  // On a thread of its own, which is left behind where it does not come back.
-  std::thread([shared] {
-    auto stream = shared->backend->CreateStream().value();
-    EXPECT_TRUE(stream->Copy(shared->device->data(), shared->host.data(), shared->host.size()).ok());
-    EXPECT_TRUE(stream->Copy(shared->host.data(), shared->device->data(), shared->host.size()).ok());
-    stream.reset();
-    shared->ended.set_value();
-  }).detach();
-  EXPECT_EQ(ended.wait_for(std::chrono::seconds(10)), std::future_status::ready);
 }
 
 }  // namespace

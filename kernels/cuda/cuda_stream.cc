@@ -16,7 +16,9 @@ class CudaEvent final : public Event {
   CudaEvent(int device, EventHandle event) : device_(device), event_(std::move(event)) {}
   bool Done() const override {
     const CurrentDevice current(device_);
-    return cudaEventQuery(event_.get()) != cudaErrorNotReady;
+    if (cudaEventQuery(event_.get()) != cudaErrorNotReady) return true;
+    cudaGetLastError();  // no error: the next launch of this thread must not find it
+    return false;
   }
   cudaEvent_t get() const { return event_.get(); }
 
@@ -49,6 +51,8 @@ CudaStream::~CudaStream() {
   const CurrentDevice current(device_);
   // Whatever was enqueued behind the last Notify, too.
   ReportLoss(cudaStreamSynchronize(stream_.get()), "a stream ends with an error");
+  // Those of copies that no Notify came for.
+  for (const std::shared_ptr<Slab>& slab : batch_.slabs) slab->users.fetch_sub(1, std::memory_order_release);
   // Callbacks of this stream have run when the slabs that they hold are free.
   for (const std::shared_ptr<Slab>& slab : slabs_) {
     int users;

@@ -93,13 +93,15 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void ResetKernel(const __grid_constant__ ResetArgs args) {
-  const int32_t row = args.state_rows[blockIdx.y];
-  if (row < 0 || row >= args.residency.state_rows) return;
-  const StateRow state(args.residency, row);
-  const auto stride = static_cast<int32_t>(gridDim.x * kThreads);
-  for (auto s = static_cast<int32_t>(blockIdx.x * kThreads + threadIdx.x); s < state.hot_rows; s += stride) {
-    state.slot_key[s] = -1;
-    state.lru[s] = static_cast<int16_t>(s);
+  for (int64_t i = blockIdx.y; i < args.count; i += gridDim.y) {
+    const int32_t row = args.state_rows[i];
+    if (row < 0 || row >= args.residency.state_rows) continue;
+    const StateRow state(args.residency, row);
+    const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
+    for (int64_t s = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x; s < state.hot_rows; s += stride) {
+      state.slot_key[s] = -1;
+      state.lru[s] = static_cast<int16_t>(s);
+    }
   }
 }
 
@@ -135,8 +137,9 @@ cudaError_t LaunchInvalidate(const InvalidateArgs& args, cudaStream_t stream) {
 
 cudaError_t LaunchReset(const ResetArgs& args, cudaStream_t stream) {
   if (args.count == 0) return cudaSuccess;
+  constexpr int32_t kMaxGridRows = 65535;
   const dim3 grid(static_cast<unsigned>(std::clamp(args.residency.hot_rows / kThreads / 8, 1, 64)),
-                  static_cast<unsigned>(args.count));
+                  static_cast<unsigned>(std::min(args.count, kMaxGridRows)));
   ResetKernel<<<grid, kThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }

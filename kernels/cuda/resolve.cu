@@ -185,6 +185,7 @@ struct BlockState {
   Messages messages;
   SingleState single;
   UnionState rows;
+  int32_t union_end;
 };
 
 // kSingle false: single rows are resolved as unions too. kTells: the cluster has blocks that copy.
@@ -246,11 +247,20 @@ __global__ void __launch_bounds__(kResolveThreads) ResolveKernel(const __grid_co
     }
   }
 
-  int32_t end = r + 1;
+  // One thread looks how far the union goes, so that all agree, whatever is written to the batch meanwhile.
   int32_t unused;
-  while (end < a.rows && access.Load(end, &unused, &unused).state_row == row.state_row) ++end;
+  if (threadIdx.x == 0) {
+    int32_t i = r + 1;
+    while (i < a.rows && access.Load(i, &unused, &unused).state_row == row.state_row) ++i;
+    state.union_end = i;
+  }
+  __syncthreads();
+  const int32_t end = state.union_end;
   RowUnion<kSpace>(args, shared, &state.rows).Run(r, end, row, [&](int32_t i) {
-    return access.Load(i, &unused, &unused);
+    BatchRow other = access.Load(i, &unused, &unused);
+    if (other.state_row != row.state_row) other.table_row = row.table_row;  // it has changed: its id means nothing
+    other.state_row = row.state_row;
+    return other;
   });
   if constexpr (kGather) {
     CountLists(a, gather, r, end);
@@ -358,16 +368,18 @@ constexpr int32_t kMinRowsForSorting = 16;
 
 cudaError_t Launch(ResolveKernelArgs& args, bool gather, const DeviceLimits& limits, cudaStream_t stream) {
   const Instance instance = InstanceFor(args);
+  // The other blocks' lists are then at the front, since no more shared memory is asked for than a union needs.
+  if (!instance.single) args.single = SingleShared{};
   const int cluster = gather ? ClusterSize(args.a.rows, limits) : 1;
   args.starts_next_early = !gather || args.a.rows <= kMaxRowsForEarlyStart;
   args.sorts_misses = args.a.rows >= kMinRowsForSorting;
-  if (cluster > 1)
+  if (cluster > 1) {
     args.copier_reciprocal = (65536u + static_cast<uint32_t>(cluster) - 2) / (static_cast<uint32_t>(cluster) - 1);
+  }
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(cluster), static_cast<unsigned>(args.a.rows));
   config.blockDim = dim3(kResolveThreads);
-  config.dynamicSmemBytes =
-      static_cast<size_t>(std::max(instance.single ? args.single.bytes : 0, args.shared_union.bytes));
+  config.dynamicSmemBytes = static_cast<size_t>(std::max(args.single.bytes, args.shared_union.bytes));
   config.stream = stream;
   cudaLaunchAttribute attributes[2] = {};
   unsigned count = 0;

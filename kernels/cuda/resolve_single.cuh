@@ -220,8 +220,9 @@ class SingleRow {
     for (int j = 0; j < kPlaces; ++j) lru[j] = HasPlace(PlaceOf(j)) ? __ldcg(places + 32 * j) : int16_t{kNone};
     int32_t columns = 0;
     if constexpr (kPosition) {
-      columns = min(access_.TableColumns(row.table_row), args_.single.columns);
-      columns = min(columns, static_cast<int32_t>(access_.BlockOf(static_cast<uint32_t>(row.length))) + 1);
+      const uint32_t table_columns = static_cast<uint32_t>(access_.TableColumns(row.table_row));
+      const uint32_t needed = access_.BlockOf(static_cast<uint32_t>(row.length)) + 1;
+      columns = static_cast<int32_t>(min(min(table_columns, static_cast<uint32_t>(args_.single.columns)), needed));
       const int32_t* const table = access_.Table(row.table_row) + threadIdx.x;
 #pragma unroll
       for (int c = 0; c < SingleShared::kMaxColumns; c += kResolveThreads) {

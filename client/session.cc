@@ -697,6 +697,11 @@ absl::Status Session::Release(const v1::ReleaseRequest& request, v1::ReleaseResp
   return impl_->Call(impl_->connection().sequences(), &v1::Sequences::Stub::Release, request, response, options);
 }
 
+absl::Status Session::GetBlockTables(const v1::GetBlockTablesRequest& request, v1::GetBlockTablesResponse* response,
+                                     const CallOptions& options) {
+  return impl_->Call(impl_->connection().sequences(), &v1::Sequences::Stub::GetBlockTables, request, response, options);
+}
+
 absl::Status Session::Store(const v1::StoreRequest& request, v1::StoreResponse* response, const CallOptions& options) {
   return impl_->Call(impl_->connection().residency(), &v1::Residency::Stub::Store, request, response, options);
 }

@@ -126,6 +126,8 @@ class Session {
   absl::Status Fork(const v1::ForkRequest& request, v1::ForkResponse* response, const CallOptions& options = {});
   absl::Status Release(const v1::ReleaseRequest& request, v1::ReleaseResponse* response,
                        const CallOptions& options = {});
+  absl::Status GetBlockTables(const v1::GetBlockTablesRequest& request, v1::GetBlockTablesResponse* response,
+                              const CallOptions& options = {});
   absl::Status Store(const v1::StoreRequest& request, v1::StoreResponse* response, const CallOptions& options = {});
   absl::Status Load(const v1::LoadRequest& request, v1::LoadResponse* response, const CallOptions& options = {});
   absl::Status Step(const v1::StepRequest& request, v1::StepResponse* response, const CallOptions& options = {});

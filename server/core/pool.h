@@ -195,6 +195,13 @@ class Pool {
   // Pool rows of positions; FAILED_PRECONDITION when one is not stored (for the writer: begun to be written).
   absl::StatusOr<std::vector<int32_t>> PoolRows(SessionId session, SequenceId id, absl::Span<const int64_t> positions);
 
+  // Blocks of a sequence, and the rows that the session may read of it.
+  struct BlockTable {
+    std::vector<int32_t> blocks;
+    int64_t readable_rows = 0;
+  };
+  absl::StatusOr<BlockTable> Table(SessionId session, SequenceId id) const;
+
   // Gives up blocks that a WritePlan replaced, each once.
   void Reclaim(absl::Span<const BlockRef> blocks);
 

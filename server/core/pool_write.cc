@@ -88,6 +88,14 @@ absl::StatusOr<std::vector<int32_t>> Pool::PoolRows(SessionId session, SequenceI
   return rows;
 }
 
+absl::StatusOr<Pool::BlockTable> Pool::Table(SessionId session, SequenceId id) const {
+  State& s = *state_;
+  absl::MutexLock lock(&s.mutex);
+  Sequence* sequence;
+  if (absl::Status status = s.sequences.FindOpen(session, id, &sequence); !status.ok()) return status;
+  return BlockTable{sequence->table, sequence->VisibleRows(session)};
+}
+
 void Pool::Reclaim(absl::Span<const BlockRef> blocks) {
   State& s = *state_;
   absl::MutexLock lock(&s.mutex);

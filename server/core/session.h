@@ -229,6 +229,10 @@ class Session : public std::enable_shared_from_this<Session> {
   void Fork(std::vector<ForkItem> items, Done<std::vector<AdmittedSequence>> done);
   void Extend(std::vector<ExtendItem> items, Done<BatchResult> done);
   void Release(std::vector<SequenceId> ids, Done<BatchResult> done);
+  // Not an operation: it waits for nothing and is not counted as queued. Tables that together have more than
+  // kMaxTableBlocks blocks are refused, from the first on that is too much.
+  static constexpr int64_t kMaxTableBlocks = int64_t{1} << 22;
+  absl::StatusOr<std::vector<absl::StatusOr<Pool::BlockTable>>> BlockTables(absl::Span<const SequenceId> ids) const;
   void Store(std::vector<StoreItem> items, Done<BatchResult> done);
   void Load(std::vector<LoadItem> items, Done<BatchResult> done);
   void Commit(std::vector<CommitItem> items, Done<BatchResult> done);

@@ -272,6 +272,29 @@ void Session::Release(std::vector<SequenceId> ids, Done<BatchResult> done) {
   std::move(done)(status);
 }
 
+absl::StatusOr<std::vector<absl::StatusOr<Pool::BlockTable>>> Session::BlockTables(
+    absl::Span<const SequenceId> ids) const {
+  if (absl::Status status = CheckItems("sequence_ids", ids.size()); !status.ok()) return status;
+  absl::MutexLock lock(&mutex_);
+  if (!ended_.ok()) return ended_;
+  std::vector<absl::StatusOr<Pool::BlockTable>> tables;
+  int64_t blocks = 0;
+  for (const SequenceId id : ids) {
+    if (const absl::StatusOr<Opened> opened = Find(id); !opened.ok()) {
+      tables.push_back(opened.status());
+      continue;
+    }
+    tables.push_back(pool_->pool.Table(id_, id));
+    if (!tables.back().ok()) continue;
+    blocks += static_cast<int64_t>(tables.back()->blocks.size());
+    if (blocks > kMaxTableBlocks) {
+      tables.back() = absl::ResourceExhaustedError(
+          absl::StrCat("sequence_ids: ", blocks, " blocks in the tables of one reply, limit ", kMaxTableBlocks));
+    }
+  }
+  return tables;
+}
+
 void Session::Abandon(const std::vector<SequenceId>& ids) {
   absl::MutexLock lock(&mutex_);
   if (!ended_.ok()) return;  // Destroy closes all

@@ -150,6 +150,31 @@ class SequencesService final : public v1::Sequences::CallbackService {
     return call;
   }
 
+  grpc::ServerUnaryReactor* GetBlockTables(grpc::CallbackServerContext* context,
+                                           const v1::GetBlockTablesRequest* request,
+                                           v1::GetBlockTablesResponse* response) override {
+    auto* call = new UnaryCall(service_, "Sequences/GetBlockTables");
+    response->set_boot_epoch(service_.registry->epoch());
+    const absl::StatusOr<std::shared_ptr<core::Session>> session = Authenticate(service_, *context);
+    if (!session.ok()) {
+      call->Reply(session.status());
+      return call;
+    }
+    const auto tables = (*session)->BlockTables(
+        Map<core::SequenceId>(request->sequence_ids(), [](uint64_t id) { return core::SequenceId{id}; }));
+    if (tables.ok()) {
+      for (const absl::StatusOr<core::Pool::BlockTable>& table : *tables) {
+        v1::BlockTable* proto = response->add_tables();
+        rpc::ToProto(table.status(), proto->mutable_status());
+        if (!table.ok()) continue;
+        proto->mutable_blocks()->Add(table->blocks.begin(), table->blocks.end());
+        proto->set_readable_rows(static_cast<uint32_t>(table->readable_rows));
+      }
+    }
+    call->Reply(tables.status());
+    return call;
+  }
+
  private:
   // Lets a reply through when it has come and the gate is open, whichever is later.
   class ReplyGate {

@@ -246,6 +246,13 @@ TEST_F(BadInputTest, RefusesUnknownAndStaleSequences) {
     v1::ReleaseRequest release;
     release.add_sequence_ids(id.value);
     expect("Release", Call<v1::ReleaseResponse>(&client::Session::Release, release));
+    v1::GetBlockTablesRequest tables;
+    tables.add_sequence_ids(id.value);
+    v1::GetBlockTablesResponse told;
+    ASSERT_TRUE(rank().session().GetBlockTables(tables, &told).ok());
+    ASSERT_EQ(told.tables_size(), 1);
+    expect("GetBlockTables", client::FromItem(told.tables(0).status()));
+    EXPECT_EQ(told.tables(0).blocks_size(), 0);
     v1::StoreRequest store;
     *store.add_items() = StoreItem(id.value, 0, 1);
     expect("Store", Call<v1::StoreResponse>(&client::Session::Store, store));

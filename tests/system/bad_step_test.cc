@@ -234,6 +234,7 @@ TEST_F(BadStepTest, RefusesBatchesOfTheWrongSize) {
     v1::ExtendRequest extend;
     v1::ForkRequest fork;
     v1::ReleaseRequest release;
+    v1::GetBlockTablesRequest tables;
     v1::StoreRequest store;
     v1::LoadRequest load;
     v1::CommitRequest commit;
@@ -246,6 +247,7 @@ TEST_F(BadStepTest, RefusesBatchesOfTheWrongSize) {
       fork.mutable_items(i)->set_rows(1);
       fork.mutable_items(i)->set_max_rows(1);
       release.add_sequence_ids(sequence().id);
+      tables.add_sequence_ids(sequence().id);
       *store.add_items() = StoreItem(sequence().id, 0, 1);
       load.add_items()->set_target(v1::LOAD_TARGET_STAGING);
       *load.mutable_items(i)->mutable_range() = store.items(i).range();
@@ -260,6 +262,8 @@ TEST_F(BadStepTest, RefusesBatchesOfTheWrongSize) {
     expect("Fork", session.Fork(fork, &forked));
     v1::ReleaseResponse released;
     expect("Release", session.Release(release, &released));
+    v1::GetBlockTablesResponse told;
+    expect("GetBlockTables", session.GetBlockTables(tables, &told));
     v1::StoreResponse stored;
     expect("Store", session.Store(store, &stored));
     v1::LoadResponse loaded;
@@ -331,6 +335,7 @@ TEST_F(BadStepTest, RefusesCallsWithoutTheRightToken) {
     call(*sequences, &v1::Sequences::Stub::Extend, v1::ExtendRequest(), v1::ExtendResponse());
     call(*sequences, &v1::Sequences::Stub::Fork, v1::ForkRequest(), v1::ForkResponse());
     call(*sequences, &v1::Sequences::Stub::Release, v1::ReleaseRequest(), v1::ReleaseResponse());
+    call(*sequences, &v1::Sequences::Stub::GetBlockTables, v1::GetBlockTablesRequest(), v1::GetBlockTablesResponse());
     call(*residency, &v1::Residency::Stub::Store, v1::StoreRequest(), v1::StoreResponse());
     call(*residency, &v1::Residency::Stub::Load, v1::LoadRequest(), v1::LoadResponse());
     call(*residency, &v1::Residency::Stub::Step, GoodStep(), v1::StepResponse());

@@ -145,6 +145,20 @@ absl::Status Rank::Store(const Sequence& sequence, uint32_t first, uint32_t coun
   return absl::OkStatus();
 }
 
+std::vector<int32_t> Rank::PoolRows(const Sequence& sequence, absl::Span<const int32_t> positions) {
+  v1::GetBlockTablesRequest request;
+  request.add_sequence_ids(sequence.id);
+  v1::GetBlockTablesResponse response;
+  if (!session_->GetBlockTables(request, &response).ok() || response.tables(0).status().code() != 0) return {};
+  const auto block_rows = static_cast<int32_t>(pool_.block_rows());
+  std::vector<int32_t> rows;
+  for (const int32_t position : positions) {
+    rows.push_back(static_cast<int32_t>(response.tables(0).blocks(position / block_rows)) * block_rows +
+                   position % block_rows);
+  }
+  return rows;
+}
+
 absl::Status Rank::Close(const Sequence& sequence) {
   v1::ReleaseRequest request;
   request.add_sequence_ids(sequence.id);

@@ -72,6 +72,8 @@ class Rank {
   absl::Status Store(const Sequence& sequence, uint32_t first, uint32_t count,
                      v1::DataSource source = v1::DATA_SOURCE_INLINE);
   absl::Status Close(const Sequence& sequence);
+  // Pool rows of positions, by the sequence's block table; empty when the daemon does not give it.
+  std::vector<int32_t> PoolRows(const Sequence& sequence, absl::Span<const int32_t> positions);
 
   // Writes the newest token's rows into the arena, as an engine's kernels do.
   void WriteNewest(const Sequence& sequence, uint32_t position, uint32_t index = 0);

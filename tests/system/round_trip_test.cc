@@ -360,18 +360,10 @@ TEST_P(RoundTripTest, StepsByPoolRow) {
   Rank by_row(client(), pool_, request);
   const Sequence at_writer = by_position.Open(MakeTokens(13, 120), 160, "shared");
   const Sequence at_reader = by_row.Open(at_writer.tokens, 160, "shared");
-  v1::ResolveRequest resolve;
-  resolve.set_top_k(16);
-  resolve.set_source(kInline);
-  resolve.add_rows()->set_sequence_id(at_writer.id);
-  resolve.mutable_rows(0)->set_length(120);
   std::vector<int32_t> positions;
   for (int32_t k = 0; k < 16; ++k) positions.push_back(k * 7);
-  resolve.mutable_group()->mutable_indices()->Add(positions.begin(), positions.end());
-  v1::ResolveResponse plan;
-  ASSERT_TRUE(by_position.session().Resolve(resolve, &plan).ok());
-  ASSERT_EQ(plan.miss_pool_rows_size(), 16);
-  const std::vector<int32_t> rows(plan.miss_pool_rows().begin(), plan.miss_pool_rows().end());
+  const std::vector<int32_t> rows = by_row.PoolRows(at_reader, positions);
+  ASSERT_EQ(rows.size(), 16u);
   const std::vector<BatchRow> batch = {{&at_reader, 120, false, true}};
   for (const auto source : {kInline, kShared}) {
     const StepOutcome outcome = by_row.Step(batch, {rows, rows}, 16, source);
@@ -386,9 +378,7 @@ TEST_P(RoundTripTest, StepsByPoolRow) {
   }
   // Rows of blocks that are not the sequence's are invalid, not readable.
   const Sequence other = by_position.Open(MakeTokens(14, 120), 160);
-  resolve.mutable_rows(0)->set_sequence_id(other.id);
-  ASSERT_TRUE(by_position.session().Resolve(resolve, &plan).ok());
-  const std::vector<int32_t> foreign(plan.miss_pool_rows().begin(), plan.miss_pool_rows().end());
+  const std::vector<int32_t> foreign = by_position.PoolRows(other, positions);
   EXPECT_EQ(by_row.Step(batch, {foreign, foreign}, 16).Sum(&v1::LookupCounts::invalid), 32u);
 }
 

@@ -114,10 +114,21 @@ TEST_F(SharingTest, ForksAndDiverges) {
   ASSERT_TRUE(rank.Store(fork, 70, 50).ok());
   rank.CheckStored(source, 120);
   rank.CheckStored(fork, 120);
+  // One position of each block: the whole blocks of the fork are shared until they are written.
+  const std::vector<int32_t> positions = {0, 16, 32, 48, 64, 80, 96, 112};
+  const std::vector<int32_t> of_source = rank.PoolRows(source, positions);
+  const std::vector<int32_t> of_fork = rank.PoolRows(fork, positions);
+  ASSERT_EQ(of_source.size(), 8u);
+  ASSERT_EQ(of_fork.size(), 8u);
+  for (size_t i = 0; i < 8; ++i) EXPECT_EQ(of_fork[i] == of_source[i], i < 4) << i;
   // Rewriting shared rows is seen by the writer alone.
   std::copy_n(MakeTokens(10, 20).begin(), 20, fork.tokens.begin() + 10);
   CheckStep(rank, fork, 120, 60);
   ASSERT_TRUE(rank.Store(fork, 10, 20).ok());
+  EXPECT_EQ(rank.PoolRows(source, positions), of_source);
+  const std::vector<int32_t> rewritten = rank.PoolRows(fork, positions);
+  ASSERT_EQ(rewritten.size(), 8u);
+  for (size_t i = 0; i < 8; ++i) EXPECT_EQ(rewritten[i] == of_fork[i], i > 1) << i;
   rank.CheckStored(fork, 120);
   rank.CheckStored(source, 120);
   CheckStep(rank, source, 120, 8);

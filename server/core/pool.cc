@@ -162,7 +162,7 @@ absl::StatusOr<WritePlan> Pool::Extend(SessionId session, const SequenceLimits& 
 }
 
 absl::StatusOr<Admission> Pool::Fork(SessionId session, const SequenceLimits& limits, SequenceId source, int64_t rows,
-                                     int64_t max_rows, std::string_view key) {
+                                     int64_t max_rows, std::string_view key, std::function<void()> on_copied) {
   State& s = *state_;
   if (absl::Status status = s.CheckKey(key); !status.ok()) return status;
   if (rows < 1) return absl::InvalidArgumentError(absl::StrCat("rows is ", rows, "; it must be at least 1"));
@@ -181,6 +181,9 @@ absl::StatusOr<Admission> Pool::Fork(SessionId session, const SequenceLimits& li
     return absl::FailedPreconditionError(
         absl::StrCat("sequence_key ", std::string(key), " is open already; a fork takes a new one"));
   }
+  Admission admission;
+  // Even of the writer: others could open the fork by its key.
+  if (s.AwaitCopies(SessionId{}, *from, std::move(on_copied), &admission)) return admission;
   const int64_t blocks = s.BlocksFor(max_rows);
   const int64_t whole = rows / s.spec.block_rows;
   if (status = s.CheckQuota(session, limits, blocks); !status.ok()) return status;
@@ -208,7 +211,7 @@ absl::StatusOr<Admission> Pool::Fork(SessionId session, const SequenceLimits& li
   s.TakeBlocks(blocks - whole, from->table[std::max<int64_t>(whole - 1, 0)], &fork.table);
   s.sequences.Open(fork, session);
   s.SyncCounters();
-  Admission admission = Admitted(fork, session);
+  admission = Admitted(fork, session);
   if (copy_rows > 0) {
     admission.copies.push_back({from->table[whole], fork.table[whole], static_cast<int32_t>(copy_rows)});
   }
@@ -364,7 +367,16 @@ int64_t Pool::State::CachedBlocks(const PrefixMatch& match) {
   return cached;
 }
 
-absl::StatusOr<Admission> Pool::State::Join(SessionId session, const SequenceLimits& limits, const AdmitParams& params,
+bool Pool::State::AwaitCopies(SessionId session, Sequence& sequence, std::function<void()> on_copied,
+                              Admission* admission) {
+  // The writer's own work is behind its copies.
+  if (on_copied == nullptr || sequence.unfinished_copies == 0 || sequence.writer == session) return false;
+  sequence.waiting.push_back(std::move(on_copied));
+  admission->waiting = true;
+  return true;
+}
+
+absl::StatusOr<Admission> Pool::State::Join(SessionId session, const SequenceLimits& limits, AdmitParams& params,
                                             Sequence& sequence) {
   const bool same_max = params.max_rows == sequence.max_rows || params.max_rows == sequence.admitted_max_rows;
   if (params.prompt_rows != sequence.prompt_rows || !same_max) {
@@ -379,9 +391,11 @@ absl::StatusOr<Admission> Pool::State::Join(SessionId session, const SequenceLim
   absl::Status status = CheckMaxRows(sequence.max_rows, sequence.prompt_rows, "prompt_rows", limits.max_rows);
   if (!status.ok()) return status;
   if (status = CheckQuota(session, limits, sequence.blocks()); !status.ok()) return status;
+  Admission admission;
+  if (AwaitCopies(session, sequence, std::move(params.on_copied), &admission)) return admission;
   sequences.Open(sequence, session);
   Expect(sequence);
-  Admission admission = Admitted(sequence, session);
+  admission = Admitted(sequence, session);
   admission.stored_rows = sequence.VisibleRows(SessionId{});
   return admission;
 }
@@ -414,6 +428,7 @@ void Pool::State::StopExpecting(Sequence& sequence) {
 
 void Pool::State::Free(Sequence& sequence) {
   EndCopy(sequence);
+  WakeAll(sequence);
   StopExpecting(sequence);
   for (const int32_t block : sequence.table) allocator.LetGo(block);
   // The tail first, so that it is evicted before the head. Entries that the sequence left or that are another's keep

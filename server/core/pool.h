@@ -57,6 +57,9 @@ struct AdmitParams {
   // Called once, without locks, by the FinishWrite, Close or Sweep with which another sequence has stored or given up
   // the prefix block that this admission waits for. Empty: do not wait.
   std::function<void()> on_prefix_ready;
+  // Called once, without locks, when blocks that a write of another session is copying are complete. Empty: they are
+  // known to be.
+  std::function<void()> on_copied;
   // Sequences that are never waited for: those admitted by the same call, which nobody can store before it returns.
   std::vector<SequenceId> admitted_by_call;
 };
@@ -68,7 +71,7 @@ struct SequenceLimits {
 };
 
 struct Admission {
-  // The admission was not made: on_prefix_ready will be called, try again then.
+  // The admission was not made: on_prefix_ready or on_copied will be called, try again then.
   bool waiting = false;
   SequenceId id;
   int64_t matched_rows = 0;
@@ -80,8 +83,9 @@ struct Admission {
 };
 
 // A write of rows that has begun: do the copies, apply the table updates in every session of `openers`, drop
-// `rewritten` positions from their hot buffers, write, then call FinishWrite. `replaced` must be given to Reclaim once
-// no session can still be reading it.
+// `rewritten` positions from their hot buffers, write, then call FinishWrite. `replaced`, where it is not empty, must
+// be given to Reclaim once no session can still be reading it: until then no other session can open the sequence, since
+// its new blocks may not hold their rows yet.
 struct WritePlan {
   std::vector<int32_t> pool_rows;  // pool row of each written row
   std::vector<BlockCopy> copies;
@@ -168,9 +172,10 @@ class Pool {
 
   // Opens a copy of the first `rows` rows of `source`. Whole blocks are shared; the partial one at the end is copied.
   // INVALID_ARGUMENT: key, rows, max_rows. FAILED_PRECONDITION: more rows than `source` has stored (rows whose first
-  // copies are not finished do not count), or the key is open. Others as Admit and BeginWrite.
+  // copies are not finished do not count), or the key is open. Others as Admit and BeginWrite. With `on_copied` it may
+  // have to wait, as Admit.
   absl::StatusOr<Admission> Fork(SessionId session, const SequenceLimits& limits, SequenceId source, int64_t rows,
-                                 int64_t max_rows, std::string_view key);
+                                 int64_t max_rows, std::string_view key, std::function<void()> on_copied = {});
 
   // The copies of an Admission are done. A sequence that is gone is ignored.
   void FinishCopies(SequenceId id);
@@ -202,8 +207,8 @@ class Pool {
   };
   absl::StatusOr<BlockTable> Table(SessionId session, SequenceId id) const;
 
-  // Gives up blocks that a WritePlan replaced, each once.
-  void Reclaim(absl::Span<const BlockRef> blocks);
+  // Gives up the blocks that a WritePlan of the sequence replaced, once; its copies are done. The sequence may be gone.
+  void Reclaim(SequenceId id, absl::Span<const BlockRef> blocks);
 
   // Ends the session's use of the sequence: no work of the session may use it any more. With the last session it is
   // freed, or, with `retain` and a key, kept until the retention time has passed after `now`. If it was the writer, the

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -59,7 +60,7 @@ struct Pool::State {
 
   PrefixMatch Match(const AdmitParams& params) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
   int64_t CachedBlocks(const PrefixMatch& match) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
-  absl::StatusOr<Admission> Join(SessionId session, const SequenceLimits& limits, const AdmitParams& params,
+  absl::StatusOr<Admission> Join(SessionId session, const SequenceLimits& limits, AdmitParams& params,
                                  Sequence& sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
   // The source block of the sequence's first copy is held until it is finished or given up.
   void BeginCopy(Sequence& sequence, int32_t source_block, int64_t first_row, SessionId session)
@@ -82,6 +83,15 @@ struct Pool::State {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
   void Step(SessionId session, const StepAccess& access, StepGrant* grant) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
 
+  void Reclaim(absl::Span<const BlockRef> blocks) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  // Whether the session must wait for copies of a write; then `on_copied`, if any, is kept, and *admission tells it.
+  bool AwaitCopies(SessionId session, Sequence& sequence, std::function<void()> on_copied, Admission* admission)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  // Wakes those who wait for the sequence's copies, once Callbacks are taken.
+  void WakeAll(Sequence& sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    std::move(sequence.waiting.begin(), sequence.waiting.end(), std::back_inserter(callbacks));
+    sequence.waiting.clear();
+  }
   // Wakes those who wait for the hash, once Callbacks are taken.
   void Wake(const PrefixHash& hash) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
   std::vector<std::function<void()>> TakeCallbacks() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {

@@ -96,16 +96,29 @@ absl::StatusOr<Pool::BlockTable> Pool::Table(SessionId session, SequenceId id) c
   return BlockTable{sequence->table, sequence->VisibleRows(session)};
 }
 
-void Pool::Reclaim(absl::Span<const BlockRef> blocks) {
+void Pool::Reclaim(SequenceId id, absl::Span<const BlockRef> blocks) {
+  if (blocks.empty()) return;
   State& s = *state_;
-  absl::MutexLock lock(&s.mutex);
-  for (const BlockRef& block : blocks) {
-    const auto found = s.replaced.find(block.index);
-    STOKER_CHECK(found != s.replaced.end() && found->second.first == block.generation);
-    if (--found->second.second == 0) s.replaced.erase(found);
-    s.allocator.LetGo(block.index);
+  std::vector<std::function<void()>> callbacks;
+  {
+    absl::MutexLock lock(&s.mutex);
+    s.Reclaim(blocks);
+    if (Sequence* sequence = s.sequences.Find(id); sequence != nullptr && --sequence->unfinished_copies == 0) {
+      s.WakeAll(*sequence);
+    }
+    s.SyncCounters();
+    callbacks = s.TakeCallbacks();
   }
-  s.SyncCounters();
+  for (const std::function<void()>& callback : callbacks) callback();
+}
+
+void Pool::State::Reclaim(absl::Span<const BlockRef> blocks) {
+  for (const BlockRef& block : blocks) {
+    const auto found = replaced.find(block.index);
+    STOKER_CHECK(found != replaced.end() && found->second.first == block.generation);
+    if (--found->second.second == 0) replaced.erase(found);
+    allocator.LetGo(block.index);
+  }
 }
 
 absl::Status Pool::State::FindWriter(SessionId session, SequenceId id, Sequence** sequence) {
@@ -179,6 +192,7 @@ absl::Status Pool::State::CopyOnWrite(Sequence& sequence, int64_t first, int64_t
       sequence.held[ordinal] = PrefixIndex::kNone;
     }
   }
+  ++sequence.unfinished_copies;
   counters.copied_blocks.fetch_add(needed, std::memory_order_relaxed);
   return absl::OkStatus();
 }

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -50,6 +51,10 @@ struct Sequence {
   std::vector<int32_t> held;
   bool expected = false;  // is an expected owner of the hashes from held.size() on
   std::optional<PendingCopy> copy;
+  // Write plans whose copied blocks may not hold their rows yet, and who waits for the last of them to open or fork the
+  // sequence.
+  int64_t unfinished_copies = 0;
+  std::vector<std::function<void()>> waiting;
   absl::InlinedVector<SessionId, 2> sessions;  // the longest-standing one first
   SessionId writer;
   absl::Time retained_until;

@@ -124,15 +124,16 @@ absl::Status Session::EnqueuePlan(int32_t state_row, const WritePlan& plan) {
   return absl::OkStatus();
 }
 
-void Session::AddFollowUp(SequenceId id, SessionId writer, WritePlan& plan, std::vector<WriteFollowUp>* follow_ups) {
+void Session::AddFollowUp(SequenceId id, SessionId writer, const WritePlan& plan,
+                          std::vector<WriteFollowUp>* follow_ups) {
   if (plan.replaced.empty() && plan.rewritten_count == 0 && plan.updates.empty()) return;
   WriteFollowUp follow_up;
   follow_up.id = id;
   for (SessionId opener : plan.openers) {
     if (opener != writer) follow_up.sessions.push_back(opener);
   }
-  follow_up.updates = std::move(plan.updates);
-  follow_up.replaced = std::move(plan.replaced);
+  follow_up.updates = plan.updates;
+  follow_up.replaced = plan.replaced;
   follow_up.rewritten_first = plan.rewritten_first;
   follow_up.rewritten_count = plan.rewritten_count;
   if (plan.rewritten_count > 0) {
@@ -155,7 +156,7 @@ void Session::FollowUp(std::vector<WriteFollowUp> follow_ups, absl::AnyInvocable
     void Leave() {
       if (open.fetch_sub(1) != 1) return;
       for (const WriteFollowUp& follow_up : follow_ups) {
-        if (!follow_up.replaced.empty()) pool->pool.Reclaim(follow_up.replaced);
+        if (!follow_up.replaced.empty()) pool->pool.Reclaim(follow_up.id, follow_up.replaced);
       }
       std::move(done)();
     }

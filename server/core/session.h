@@ -253,7 +253,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void Destroy(bool retain, absl::Time now);
 
  private:
-  friend class AdmitOperation;
+  friend class OpenOperation;
   struct WriteFollowUp;
   struct Opened {
     int32_t state_row = -1;
@@ -277,13 +277,18 @@ class Session : public std::enable_shared_from_this<Session> {
   void StoreBegun(std::vector<StoreItem> items, Bounce::Memory memory, Done<BatchResult> done);
   void ReadBegun(const ReadRequest& request, uint64_t bytes, char* target, Done<uint64_t> done);
 
+  // `again` is called when a waiting admission is worth another try.
+  absl::StatusOr<Admission> AdmitOne(const AdmitItem& item, const std::vector<AdmittedSequence>& opened,
+                                     const std::function<void()>& again) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Takes a state row for an admission and enqueues what makes it usable.
   AdmittedSequence OpenAdmitted(const Admission& admission) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckStateRowFree() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Enqueues the copies, table updates and invalidations of a write in this session.
   absl::Status EnqueuePlan(int32_t state_row, const WritePlan& plan) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // What other sessions need to hear of a write, once it is done.
-  static void AddFollowUp(SequenceId id, SessionId writer, WritePlan& plan, std::vector<WriteFollowUp>* follow_ups);
+  // What other sessions need to hear of a write, once it is done. Before anything of it is enqueued, so that what it
+  // replaces is given back in any case.
+  static void AddFollowUp(SequenceId id, SessionId writer, const WritePlan& plan,
+                          std::vector<WriteFollowUp>* follow_ups);
   // Tells them, gives back replaced blocks, then calls `done`.
   void FollowUp(std::vector<WriteFollowUp> follow_ups, absl::AnyInvocable<void() &&> done);
   // A write of another session reaches this one. `done` is called when no work here uses the old blocks any more.

@@ -126,6 +126,7 @@ void Session::StoreBegun(std::vector<StoreItem> items, Bounce::Memory memory, Do
       }
       absl::StatusOr<WritePlan> plan = pool_->pool.BeginWrite(id_, item.range.id, item.range.first, item.range.count);
       if (!plan.ok()) return plan.status();
+      AddFollowUp(item.range.id, id_, *plan, &op->follow_ups);
       if (absl::Status enqueued = EnqueuePlan(opened->state_row, *plan); !enqueued.ok()) return enqueued;
       op->work.push_back({.pool_rows = plan->pool_rows});
       if (item.shared) {
@@ -133,7 +134,6 @@ void Session::StoreBegun(std::vector<StoreItem> items, Bounce::Memory memory, Do
       } else {
         op->work.back().source_bytes = item.rows.data();
       }
-      AddFollowUp(item.range.id, id_, *plan, &op->follow_ups);
       if (absl::Status enqueued = storage_->Store(op->work.back()); !enqueued.ok()) return enqueued;
       op->written.push_back({item.range, i});
       op->result.bytes += bytes;
@@ -247,13 +247,13 @@ void Session::Commit(std::vector<CommitItem> items, Done<BatchResult> done) {
           }
           absl::StatusOr<WritePlan> plan = pool_->pool.BeginWrite(id_, item.id, item.first, item.count);
           if (!plan.ok()) return plan.status();
+          AddFollowUp(item.id, id_, *plan, &op->follow_ups);
           if (absl::Status enqueued = EnqueuePlan(opened->state_row, *plan); !enqueued.ok()) return enqueued;
           const int32_t region = opened->state_row * arena_.region_rows + arena_.newest_row;
           for (int64_t row = 0; row < item.count; ++row) {
             op->work.hot_rows.push_back(region + static_cast<int32_t>(row));
             op->work.pool_rows.push_back(plan->pool_rows[row]);
           }
-          AddFollowUp(item.id, id_, *plan, &op->follow_ups);
           op->written.push_back({{item.id, item.first, item.count}, i});
           op->result.bytes += static_cast<uint64_t>(item.count * BytesPerRow());
           return absl::OkStatus();

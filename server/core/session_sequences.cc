@@ -51,19 +51,26 @@ AdmittedSequence Session::OpenAdmitted(const Admission& admission) {
   return admitted;
 }
 
-// Admits items one after the other; an item that waits for a prefix holds up those behind it.
-class AdmitOperation : public Session::AdmitCall, public std::enable_shared_from_this<AdmitOperation> {
+// Opens sequences one after the other; one that has to wait holds up those behind it.
+class OpenOperation : public Session::AdmitCall, public std::enable_shared_from_this<OpenOperation> {
  public:
-  AdmitOperation(std::shared_ptr<Session> session, std::vector<AdmitItem> items,
-                 Session::Done<std::vector<AdmittedSequence>> done)
-      : session_(std::move(session)), items_(std::move(items)), done_(std::move(done)) {}
+  // What opens sequence i, with the session's mutex held: a waiting admission has kept `again`, which calls Run.
+  using Open = std::function<absl::StatusOr<Admission>(size_t i, const std::vector<AdmittedSequence>& opened,
+                                                       std::function<void()> again)>;
+
+  OpenOperation(std::shared_ptr<Session> session, size_t count, Open open,
+                Session::Done<std::vector<AdmittedSequence>> done)
+      : session_(std::move(session)), count_(count), open_(std::move(open)), done_(std::move(done)) {}
 
   void Run() {
     {
       absl::MutexLock lock(&mutex_);
       if (finished_) return;
-      AdmitItems();
-      if (results_.size() < items_.size()) return;  // waits
+      while (results_.size() < count_) {
+        AdmittedSequence result;
+        if (!OpenOne(&result)) return;  // waits
+        results_.push_back(std::move(result));
+      }
       finished_ = true;
     }
     Finish();
@@ -74,7 +81,7 @@ class AdmitOperation : public Session::AdmitCall, public std::enable_shared_from
       absl::MutexLock lock(&mutex_);
       cancelled_ = true;
       if (finished_) return;
-      while (results_.size() < items_.size()) {
+      while (results_.size() < count_) {
         AdmittedSequence dropped;
         dropped.status =
             absl::DeadlineExceededError("wait_for_prefix: the call ended while the prefix was being stored");
@@ -86,33 +93,12 @@ class AdmitOperation : public Session::AdmitCall, public std::enable_shared_from
   }
 
  private:
-  void AdmitItems() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    while (results_.size() < items_.size()) {
-      AdmittedSequence result;
-      if (!AdmitOne(items_[results_.size()], &result)) return;
-      results_.push_back(std::move(result));
-    }
-  }
-
-  // False: the item waits; Run is called again.
-  bool AdmitOne(const AdmitItem& item, AdmittedSequence* result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (result->status = CheckKey(item.key); !result->status.ok()) return true;
-    absl::StatusOr<std::vector<PrefixHash>> hashes = ParseHashes(item.block_hashes);
-    if (result->status = hashes.status(); !result->status.ok()) return true;
-    AdmitParams params;
-    params.key = item.key;
-    params.prompt_rows = item.prompt_rows;
-    params.max_rows = item.max_rows;
-    params.hashes = *std::move(hashes);
-    for (const AdmittedSequence& admitted : results_) {
-      if (admitted.id) params.admitted_by_call.push_back(admitted.id);
-    }
-    if (item.wait_for_prefix) params.on_prefix_ready = [self = shared_from_this()] { self->Run(); };
+  // False: it waits; Run is called again.
+  bool OpenOne(AdmittedSequence* result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     absl::MutexLock lock(&session_->mutex_);
     if (result->status = session_->ended_; !result->status.ok()) return true;
-    if (result->status = session_->CheckStateRowFree(); !result->status.ok()) return true;
     absl::StatusOr<Admission> admission =
-        session_->pool_->pool.Admit(session_->id_, session_->sequence_limits(), std::move(params));
+        open_(results_.size(), results_, [self = shared_from_this()] { self->Run(); });
     if (result->status = admission.status(); !result->status.ok()) return true;
     if (admission->waiting) return false;
     *result = session_->OpenAdmitted(*admission);
@@ -145,13 +131,33 @@ class AdmitOperation : public Session::AdmitCall, public std::enable_shared_from
   }
 
   const std::shared_ptr<Session> session_;
-  const std::vector<AdmitItem> items_;
+  const size_t count_;
+  const Open open_;
   Session::Done<std::vector<AdmittedSequence>> done_;
   absl::Mutex mutex_;  // taken before the session's
   std::vector<AdmittedSequence> results_;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
 };
+
+absl::StatusOr<Admission> Session::AdmitOne(const AdmitItem& item, const std::vector<AdmittedSequence>& opened,
+                                            const std::function<void()>& again) {
+  if (absl::Status status = CheckKey(item.key); !status.ok()) return status;
+  absl::StatusOr<std::vector<PrefixHash>> hashes = ParseHashes(item.block_hashes);
+  if (!hashes.ok()) return hashes.status();
+  if (absl::Status status = CheckStateRowFree(); !status.ok()) return status;
+  AdmitParams params;
+  params.key = item.key;
+  params.prompt_rows = item.prompt_rows;
+  params.max_rows = item.max_rows;
+  params.hashes = *std::move(hashes);
+  for (const AdmittedSequence& admitted : opened) {
+    if (admitted.id) params.admitted_by_call.push_back(admitted.id);
+  }
+  if (item.wait_for_prefix) params.on_prefix_ready = again;
+  params.on_copied = again;
+  return pool_->pool.Admit(id_, sequence_limits(), std::move(params));
+}
 
 std::shared_ptr<Session::AdmitCall> Session::Admit(std::vector<AdmitItem> items,
                                                    Done<std::vector<AdmittedSequence>> done) {
@@ -165,7 +171,15 @@ std::shared_ptr<Session::AdmitCall> Session::Admit(std::vector<AdmitItem> items,
     return nullptr;
   }
   const bool may_wait = std::any_of(items.begin(), items.end(), [](const AdmitItem& i) { return i.wait_for_prefix; });
-  auto operation = std::make_shared<AdmitOperation>(shared_from_this(), std::move(items), std::move(done));
+  const size_t count = items.size();
+  auto operation = std::make_shared<OpenOperation>(
+      shared_from_this(), count,
+      [this, items = std::move(items)](size_t i, const std::vector<AdmittedSequence>& opened,
+                                       const std::function<void()>& again) {
+        mutex_.AssertHeld();
+        return AdmitOne(items[i], opened, again);
+      },
+      std::move(done));
   if (may_wait) {
     absl::MutexLock lock(&mutex_);
     std::erase_if(admissions_, [](const std::weak_ptr<AdmitCall>& call) { return call.expired(); });
@@ -177,34 +191,29 @@ std::shared_ptr<Session::AdmitCall> Session::Admit(std::vector<AdmitItem> items,
 
 void Session::Fork(std::vector<ForkItem> items, Done<std::vector<AdmittedSequence>> done) {
   absl::Status status = CheckItems("items", items.size());
-  auto results = std::make_shared<std::vector<AdmittedSequence>>(items.size());
-  {
+  if (status.ok()) {
     absl::MutexLock lock(&mutex_);
-    if (status.ok()) status = BeginOperation();
-    if (status.ok()) {
-      for (size_t i = 0; i < items.size(); ++i) {
-        AdmittedSequence& result = (*results)[i];
-        if (result.status = CheckKey(items[i].key); !result.status.ok()) continue;
-        if (result.status = Find(items[i].source).status(); !result.status.ok()) continue;
-        if (result.status = CheckStateRowFree(); !result.status.ok()) continue;
-        absl::StatusOr<Admission> admission =
-            pool_->pool.Fork(id_, sequence_limits(), items[i].source, items[i].rows, items[i].max_rows, items[i].key);
-        if (result.status = admission.status(); !result.status.ok()) continue;
-        result = OpenAdmitted(*admission);
-      }
-      storage_->Notify([self = shared_from_this(), results, done = std::move(done)](absl::Status work) mutable {
-        for (AdmittedSequence& result : *results) {
-          if (!result.id) continue;
-          self->pool_->pool.FinishCopies(result.id);
-          if (result.status.ok()) result.status = work;
-        }
-        std::move(done)(std::move(*results));
-        self->EndOperation();
-      });
-      return;
-    }
+    status = BeginOperation();
   }
-  std::move(done)(status);
+  if (!status.ok()) {
+    std::move(done)(status);
+    return;
+  }
+  const size_t count = items.size();
+  std::make_shared<OpenOperation>(
+      shared_from_this(), count,
+      [this, items = std::move(items)](size_t i, const std::vector<AdmittedSequence>&,
+                                       std::function<void()> again) -> absl::StatusOr<Admission> {
+        mutex_.AssertHeld();
+        const ForkItem& item = items[i];
+        if (absl::Status refused = CheckKey(item.key); !refused.ok()) return refused;
+        if (absl::Status refused = Find(item.source).status(); !refused.ok()) return refused;
+        if (absl::Status refused = CheckStateRowFree(); !refused.ok()) return refused;
+        return pool_->pool.Fork(id_, sequence_limits(), item.source, item.rows, item.max_rows, item.key,
+                                std::move(again));
+      },
+      std::move(done))
+      ->Run();
 }
 
 void Session::Extend(std::vector<ExtendItem> items, Done<BatchResult> done) {
@@ -222,8 +231,8 @@ void Session::Extend(std::vector<ExtendItem> items, Done<BatchResult> done) {
           absl::StatusOr<WritePlan> plan = pool_->pool.Extend(id_, sequence_limits(), item.id, item.max_rows);
           item_status = plan.status();
           if (item_status.ok()) {
-            item_status = EnqueuePlan(opened->state_row, *plan);
             AddFollowUp(item.id, id_, *plan, &follow_ups);
+            item_status = EnqueuePlan(opened->state_row, *plan);
           }
         }
         result->statuses.push_back(std::move(item_status));

@@ -152,8 +152,8 @@ void Session::Step(const StepRequest* step, Done<StepResult> done) {
         const StepRowRequest& r = request.rows[row];
         // The rows of one sequence behind a failed one fail with it (BeginStep gives them its status).
         if (grant.status.ok() && grant.plan != nullptr) {
-          grant.status = EnqueuePlan(work.state_row, *grant.plan);
           AddFollowUp(r.id, id_, *grant.plan, follow_ups.get());
+          grant.status = EnqueuePlan(work.state_row, *grant.plan);
         }
         if (!grant.status.ok()) {
           op->result.statuses[row] = grant.status;
@@ -181,8 +181,10 @@ void Session::Step(const StepRequest* step, Done<StepResult> done) {
           [self = shared_from_this(), op, follow_ups, enqueued, done = std::move(done)](absl::Status finished) mutable {
             if (finished.ok()) finished = enqueued;
             if (!finished.ok()) {
-              std::move(done)(finished);
-              self->EndOperation();
+              self->FollowUp(std::move(*follow_ups), [self, finished, done = std::move(done)]() mutable {
+                std::move(done)(finished);
+                self->EndOperation();
+              });
               return;
             }
             uint64_t committed = 0;

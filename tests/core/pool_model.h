@@ -216,12 +216,12 @@ class ModelRun {
                 memory_.begin() + copy.target_block * shape_.block_rows);
   }
   // Gives the blocks back once every queue has come past this point.
-  void ReclaimLater(std::vector<BlockRef> replaced) {
+  void ReclaimLater(SequenceId id, std::vector<BlockRef> replaced) {
     if (replaced.empty()) return;
     auto missing = std::make_shared<int>(kModelSessions);
     for (std::deque<Work>& queue : queues_) {
-      queue.push_back({nullptr, [this, missing, replaced] {
-                         if (--*missing == 0) pool_.Reclaim(replaced);
+      queue.push_back({nullptr, [this, id, missing, replaced] {
+                         if (--*missing == 0) pool_.Reclaim(id, replaced);
                        }});
     }
   }
@@ -555,7 +555,7 @@ class ModelRun {
     for (int64_t i = 0; i < count; ++i) ASSERT_EQ(plan->pool_rows[i], PoolRow(*sequence, first + i));
     FinishWriteLater(session, id, first, std::move(plan->pool_rows), std::move(tokens), std::move(plan->copies),
                      !rewrite);
-    ReclaimLater(std::move(plan->replaced));
+    ReclaimLater(id, std::move(plan->replaced));
     if (ordered) DrainAll();
   }
 
@@ -622,7 +622,7 @@ class ModelRun {
       ASSERT_EQ(grant->commit_pool_row, PoolRow(*sequence, position));
       FinishWriteLater(session, access.id, position, {static_cast<int32_t>(grant->commit_pool_row)}, std::move(tokens),
                        std::move(copies), !rewrite);
-      if (grant->plan != nullptr) ReclaimLater(std::move(grant->plan->replaced));
+      if (grant->plan != nullptr) ReclaimLater(access.id, std::move(grant->plan->replaced));
     }
     const int64_t end = std::min(access.length, sequence->Visible(session));
     if (end > 0) ReadLater(*sequence, session, end);

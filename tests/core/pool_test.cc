@@ -552,7 +552,7 @@ TEST_F(PoolTest, ForkSharesWholeBlocksAndCopiesTheRest) {
   ASSERT_EQ(plan.copies.size(), 1u);
   EXPECT_EQ(plan.copies[0].source_block, a.table[2]);
   EXPECT_EQ(plan.copies[0].rows, 9);
-  pool_->Reclaim(plan.replaced);
+  pool_->Reclaim(a.id, plan.replaced);
   pool_->FinishCopies(fork->id);
   EXPECT_EQ(pool_->counters().referenced_blocks, 6);
   ExpectStatus(pool_->Fork(kFirst, limits_, a.id, 41, 50, "").status(), StatusCode::kFailedPrecondition,

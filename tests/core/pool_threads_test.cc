@@ -52,7 +52,7 @@ class PoolThreadsTest : public PoolFixture {
           const absl::StatusOr<WritePlan> plan = pool_->BeginWrite(session, id, first, 1 + random() % 40);
           if (!plan.ok()) break;
           pool_->FinishWrite(id, first, static_cast<int64_t>(plan->pool_rows.size()));
-          pool_->Reclaim(plan->replaced);
+          pool_->Reclaim(id, plan->replaced);
           break;
         }
         case 3: {
@@ -62,7 +62,7 @@ class PoolThreadsTest : public PoolFixture {
           for (size_t i = 0; i < accesses.size(); ++i) {
             if (!grants[i].status.ok()) continue;
             pool_->FinishWrite(accesses[i].id, accesses[i].length - 1, 1);
-            if (grants[i].plan != nullptr) pool_->Reclaim(grants[i].plan->replaced);
+            if (grants[i].plan != nullptr) pool_->Reclaim(accesses[i].id, grants[i].plan->replaced);
           }
           break;
         }

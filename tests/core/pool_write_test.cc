@@ -83,7 +83,7 @@ TEST_F(PoolWriteTest, PublishedRowsAreCopiedOnWrite) {
   // The index still has the old rows, and the plan keeps them in place.
   ExpectCounts(4, 6, 0);
   EXPECT_EQ(Matched(48, Hashes(1, 3)), 48);
-  pool_->Reclaim(plan.replaced);
+  pool_->Reclaim(a.id, plan.replaced);
   ExpectCounts(4, 4, 2);
   // Now the block is its own.
   EXPECT_THAT(Begin(a.id, 20, 20).copies, IsEmpty());
@@ -96,7 +96,7 @@ TEST_F(PoolWriteTest, TheChainOfARewrittenPromptIsStillEvictedFromItsTail) {
   Start(4);
   const Admission a = Admit(32, 32, Hashes(1, 2));
   Store(a.id, 0, 32);
-  pool_->Reclaim(Begin(a.id, 0, 1).replaced);  // the head has no user any more, the tail has
+  pool_->Reclaim(a.id, Begin(a.id, 0, 1).replaced);  // the head has no user any more, the tail has
   Close(a.id);
   Admit(48, 48);
   EXPECT_EQ(Matched(16, Hashes(1, 1)), 16);
@@ -116,7 +116,7 @@ TEST_F(PoolWriteTest, ThePartialTailIsWrittenInPlaceAboveItsSeal) {
   plan = Begin(a.id, 37, 1);
   ASSERT_EQ(plan.copies.size(), 1u);
   EXPECT_EQ(plan.copies[0].rows, 11);
-  pool_->Reclaim(plan.replaced);
+  pool_->Reclaim(a.id, plan.replaced);
 }
 
 TEST_F(PoolWriteTest, CopyOnWriteNeedsABlock) {
@@ -137,7 +137,7 @@ TEST_F(PoolWriteTest, CopyOnWriteNeedsABlock) {
   Close(b.id);
   Cache(16, Hashes(2, 1));
   ExpectCounts(0, 3, 1);
-  pool_->Reclaim(Begin(a.id, 3, 1).replaced);
+  pool_->Reclaim(a.id, Begin(a.id, 3, 1).replaced);
   EXPECT_EQ(pool_->counters().evicted_blocks, 1u);
 }
 
@@ -152,11 +152,62 @@ TEST_F(PoolWriteTest, ForksAreCopiedOnWriteOnBothSides) {
   ASSERT_EQ(plan.copies.size(), 1u);
   // The fork is not alone while the old block can be read.
   EXPECT_EQ(Begin(fork->id, 1, 1).copies.size(), 1u);
-  pool_->Reclaim(plan.replaced);
+  pool_->Reclaim(a.id, plan.replaced);
   plan = Begin(fork->id, 16, 1);
   EXPECT_EQ(plan.copies.size(), 1u);
-  pool_->Reclaim(plan.replaced);
+  pool_->Reclaim(fork->id, plan.replaced);
   EXPECT_THAT(Begin(a.id, 16, 1).copies, IsEmpty());
+}
+
+TEST_F(PoolWriteTest, OthersOpenNoSequenceWhoseCopiesAreNotDone) {
+  Start(20);
+  const Admission a = *TryAdmit(32, 48, Hashes(1, 2), kFirst, "key");
+  Store(a.id, 0, 32);
+  const WritePlan plan = Begin(a.id, 3, 1);  // of a block that the index has, too
+  ASSERT_EQ(plan.copies.size(), 1u);
+  int woken = 0;
+  AdmitParams params;
+  params.key = "key";
+  params.prompt_rows = 32;
+  params.max_rows = 48;
+  params.on_copied = [&] { ++woken; };
+  absl::StatusOr<Admission> other = pool_->Admit(kSecond, limits_, params);
+  ASSERT_TRUE(other.ok());
+  EXPECT_TRUE(other->waiting);
+  // Not even the writer forks it: the fork has a key of its own.
+  absl::StatusOr<Admission> fork = pool_->Fork(kFirst, limits_, a.id, 20, 40, "fork", [&] { ++woken; });
+  ASSERT_TRUE(fork.ok());
+  EXPECT_TRUE(fork->waiting);
+  pool_->FinishWrite(a.id, 3, 1);
+  EXPECT_EQ(woken, 0);
+  pool_->Reclaim(a.id, plan.replaced);
+  EXPECT_EQ(woken, 2);
+  other = pool_->Admit(kSecond, limits_, params);
+  ASSERT_TRUE(other.ok());
+  EXPECT_FALSE(other->waiting);
+  EXPECT_EQ(other->table[0], plan.copies[0].target_block);
+  fork = pool_->Fork(kFirst, limits_, a.id, 20, 40, "fork", [&] { ++woken; });
+  ASSERT_TRUE(fork.ok());
+  EXPECT_FALSE(fork->waiting);
+  EXPECT_EQ(woken, 2);
+}
+
+TEST_F(PoolWriteTest, ThoseWhoWaitForCopiesHearOfTheEndOfTheSequence) {
+  Start(20);
+  const Admission a = *TryAdmit(32, 48, Hashes(1, 2), kFirst, "key");
+  Store(a.id, 0, 32);
+  const WritePlan plan = Begin(a.id, 3, 1);
+  int woken = 0;
+  AdmitParams params;
+  params.key = "key";
+  params.prompt_rows = 32;
+  params.max_rows = 48;
+  params.on_copied = [&] { ++woken; };
+  ASSERT_TRUE(pool_->Admit(kSecond, limits_, params)->waiting);
+  ASSERT_TRUE(pool_->Close(kFirst, a.id, /*retain=*/false, absl::InfinitePast()).ok());
+  EXPECT_EQ(woken, 1);
+  pool_->Reclaim(a.id, plan.replaced);  // of a sequence that is gone
+  EXPECT_EQ(woken, 1);
 }
 
 TEST_F(PoolWriteTest, ReclaimedTwiceStopsTheProcess) {
@@ -164,8 +215,8 @@ TEST_F(PoolWriteTest, ReclaimedTwiceStopsTheProcess) {
   const Admission a = Admit(16, 16, Hashes(1, 1));
   Store(a.id, 0, 16);
   const WritePlan plan = Begin(a.id, 0, 1);
-  pool_->Reclaim(plan.replaced);
-  EXPECT_DEATH(pool_->Reclaim(plan.replaced), "check failed");
+  pool_->Reclaim(a.id, plan.replaced);
+  EXPECT_DEATH(pool_->Reclaim(a.id, plan.replaced), "check failed");
 }
 
 TEST_F(PoolWriteTest, PoolRows) {
@@ -223,7 +274,7 @@ TEST_F(PoolWriteTest, StepRewritesPublishedRowsByCopy) {
   ASSERT_EQ(grant.plan->updates.size(), 1u);
   EXPECT_EQ(grant.commit_pool_row, grant.plan->updates[0].block * 16 + 15);
   EXPECT_EQ(grant.plan->copies[0].rows, 16);
-  pool_->Reclaim(grant.plan->replaced);
+  pool_->Reclaim(a.id, grant.plan->replaced);
 }
 
 TEST_F(PoolWriteTest, StepChecksEachAccess) {

@@ -309,7 +309,7 @@ TEST_F(BadStepTest, RefusesMoreOperationsThanMayBeQueued) {
   std::vector<std::future<v1::AdmittedSequence>> waiting;
   for (int i = 0; i < 2; ++i) {
     waiting.push_back(
-        std::async(std::launch::async, [&] { return rank().Admit(item, {.timeout = absl::Seconds(2)}); }));
+        std::async(std::launch::async, [&] { return rank().Admit(item, {.timeout = absl::Seconds(6)}); }));
   }
   ASSERT_TRUE(
       Eventually(absl::Seconds(10), [&] { return Scrape(daemon().metrics_port())["stoker_queued_operations"] == 2; }));

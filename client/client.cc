@@ -1,6 +1,7 @@
 #include "client/client.h"
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <limits>
@@ -15,7 +16,6 @@
 #include "absl/strings/str_cat.h"
 #include "client/connection.h"
 #include "client/session.h"
-#include "grpc/grpc.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 #include "grpcpp/support/channel_arguments.h"
@@ -147,6 +147,26 @@ std::string ChannelKey(absl::string_view address, const ClientOptions& options) 
   return key;
 }
 
+// gRPC would shut down with the last channel of a process, which can wait 10 s for a poller of its own; and what runs
+// callbacks, which all channels share, would end and begin anew, which in gRPC 1.51 can abort the process. So one
+// channel, on which a call with a callback was made, is never destroyed. It connects to nothing.
+void KeepGrpcRunning() {
+  struct Kept {
+    std::unique_ptr<v1::Admin::Stub> stub;
+    grpc::ClientContext context;
+    v1::GetStatusRequest request;
+    v1::GetStatusResponse response;
+  };
+  static Kept& kept = *[] {
+    auto* const made = new Kept;
+    made->stub = v1::Admin::NewStub(grpc::CreateChannel("unix:/dev/null", grpc::InsecureChannelCredentials()));
+    made->context.set_deadline(std::chrono::system_clock::now());
+    made->stub->async()->GetStatus(&made->context, &made->request, &made->response, [](const grpc::Status&) {});
+    return made;
+  }();
+  static_cast<void>(kept);
+}
+
 }  // namespace
 
 Connection::Connection(std::string address, absl::Duration call_timeout, std::shared_ptr<grpc::Channel> channel)
@@ -165,10 +185,7 @@ absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(absl::string_view a
 
   // One channel per process and address: the only state of the library that outlives its objects. Never destroyed, so
   // that static destructors may use it.
-  // gRPC itself stays as well: with the last channel of a process it would shut down, and can wait 10 s for a poller of
-  // its own in that.
-  static const bool kept = (grpc_init(), true);
-  static_cast<void>(kept);
+  KeepGrpcRunning();
   static std::mutex& mutex = *new std::mutex;
   static auto& channels = *new std::map<std::string, std::weak_ptr<grpc::Channel>>;
 

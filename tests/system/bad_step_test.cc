@@ -306,13 +306,18 @@ TEST_F(BadStepTest, RefusesMoreOperationsThanMayBeQueued) {
   v1::AdmitItem item = other_rank().Item(prompt, 32);
   ASSERT_EQ(other_rank().Admit(item).status().code(), 0);
   item.set_wait_for_prefix(true);
+  // An operation is counted until a moment after its reply.
+  const auto queued = [&](double count) {
+    return Eventually(absl::Seconds(10),
+                      [&] { return Scrape(daemon().metrics_port())["stoker_queued_operations"] == count; });
+  };
+  ASSERT_TRUE(queued(0));
   std::vector<std::future<v1::AdmittedSequence>> waiting;
   for (int i = 0; i < 2; ++i) {
     waiting.push_back(
         std::async(std::launch::async, [&] { return rank().Admit(item, {.timeout = absl::Seconds(6)}); }));
   }
-  ASSERT_TRUE(
-      Eventually(absl::Seconds(10), [&] { return Scrape(daemon().metrics_port())["stoker_queued_operations"] == 2; }));
+  ASSERT_TRUE(queued(2));
   const absl::Status status = Step(GoodStep());
   EXPECT_EQ(status.code(), kResourceExhausted) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("limit max_queued_operations 2"));

@@ -13,6 +13,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "client/replay/cuda/gpu_rows.h"
+#include "client/replay/device_option.h"
 #include "client/replay/trace.h"
 
 namespace stoker::replay {
@@ -67,6 +69,10 @@ const std::vector<OptionGroup>& Table() {
             "Program of the private daemon. Empty: the stokerd beside this program."},
            {"pool", Text{&Options::pool},
             "Name of the pool. It is created when it is absent, and then deleted at the end."},
+           {"device", Text{&Options::device},
+            "Where hot buffers are, and rows are made and checked: auto, cpu, cuda, cuda:N, cuda:GPU-UUID, cuda:all or "
+            "a list. The private daemon gets it as its own --device; of a running one it chooses among its devices "
+            "(cuda:N: its GPU number N). Engine processes take turns on several."},
        }},
       {"Requests",
        {
@@ -91,7 +97,7 @@ const std::vector<OptionGroup>& Table() {
             "Processes of one engine (tensor parallelism). All open the same sequences; the first one stores rows."},
            {"transfer", Choice{&Options::transfer, {"auto", "shared", "inline"}},
             "How rows and entries reach the daemon: through the session's memory, or inside the messages. auto: shared "
-            "where the memory can be mapped."},
+            "where the memory, the host's or a GPU's, can be mapped."},
        }},
       {"Model",
        {
@@ -261,10 +267,21 @@ absl::Status CompleteRows(Options& o) {
   return absl::OkStatus();
 }
 
+absl::Status CheckDevice(const Options& o) {
+  if (absl::Status form = CheckDeviceForm(o.device); !form.ok()) return BadValue("device", o.device, form.message());
+  // The daemon beside this program is of the same build. A running one may have GPUs all the same, but not share their
+  // memory with this one.
+  if (!NamesGpu(o.device) || HasGpuRows() || (!o.server.empty() && o.transfer != "shared")) return absl::OkStatus();
+  return BadValue("device", o.device,
+                  "auto or cpu: this build of stoker-replay has no CUDA (a running daemon's GPUs can be had with "
+                  "--server and --transfer inline)");
+}
+
 // Fills in the defaults that depend on other options, and checks what must hold between them.
 absl::Status Complete(Options& o) {
   if (absl::Status status = ChooseAction(o); !status.ok()) return status;
   if (absl::Status status = CompleteRows(o); !status.ok()) return status;
+  if (absl::Status status = CheckDevice(o); !status.ok()) return status;
   if (o.groups > o.layers) {
     return BadValue("groups", absl::StrCat(o.groups), absl::StrCat("at most --layers, ", o.layers));
   }

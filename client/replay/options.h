@@ -32,6 +32,7 @@ struct Options {
   std::string server;
   std::string stokerd;
   std::string pool = "replay";
+  std::string device = "auto";
   // Requests.
   std::string trace;
   uint32_t requests = 0;

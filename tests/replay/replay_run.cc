@@ -4,6 +4,8 @@
 #include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
 
+#include "tests/system/daemon_fixture.h"
+
 namespace stoker::replay {
 
 using system_test::RunToEnd;
@@ -24,7 +26,8 @@ double ReplayRun::number(const std::string& name) const {
 
 ReplayRun Replay(std::vector<std::string> options, absl::Duration timeout) {
   const TemporaryFolder folder;
-  options.insert(options.begin(), {ReplayPath(), "--json", "--progress=none", "--stokerd", StokerdPath()});
+  options.insert(options.begin(), {ReplayPath(), "--json", "--progress=none", "--stokerd", StokerdPath(), "--device",
+                                   system_test::TestDevice()});
   const system_test::Finished finished = RunToEnd(options, folder, timeout);
   ReplayRun run;
   run.status = finished.status;

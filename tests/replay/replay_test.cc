@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/replay/trace.h"
 #include "tests/replay/replay_run.h"
+#include "tests/system/daemon_fixture.h"
 
 namespace stoker::replay {
 namespace {
@@ -38,6 +39,12 @@ TEST(ReplayTest, GeneratedRequests) {
   EXPECT_EQ(run.number("checked_rows"),
             run.number("lookups_hot") + run.number("lookups_miss") + run.number("lookups_newest"));
   EXPECT_EQ(run.json.fields().at("shared_memory").bool_value(), true);
+  // By the host, or by a kernel and a sample of them by the host.
+  const bool on_gpu = system_test::TestDevice() != "cpu";
+  EXPECT_EQ(run.json.fields().at("device").string_value() == "cpu", !on_gpu);
+  EXPECT_EQ(run.number("checked_rows_device"), on_gpu ? run.number("checked_rows") : 0);
+  EXPECT_EQ(run.number("checked_rows_host") == run.number("checked_rows"), !on_gpu);
+  EXPECT_GT(run.number("checked_rows_host"), 0);
   EXPECT_THAT(run.output, HasSubstr("scrape http://127.0.0.1:"));
   EXPECT_THAT(run.output, HasSubstr("wrong rows         0\n"));
 }

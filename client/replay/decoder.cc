@@ -54,7 +54,7 @@ absl::Status Decoder::CheckReply() {
   report_->steps.Add(1);
   report_->gathered_bytes.Add(response_.gathered_bytes());
 
-  if (absl::Status status = session_->CheckStep(batch_, request_, response_); !status.ok()) return status;
+  if (absl::Status status = session_->CheckStep(batch_, &request_, response_); !status.ok()) return status;
   for (uint32_t group = 0; group < options_.groups; ++group) {
     const v1::StepGroupResult& result = response_.groups(static_cast<int>(group));
     for (size_t i = 0; i < running_.size(); ++i) {
@@ -82,7 +82,7 @@ absl::Status Decoder::CheckReply() {
 
 absl::Status Decoder::Step(std::vector<OpenSequence>* ended) {
   Prepare();
-  if (absl::Status status = session_->Step(request_, &response_); !status.ok()) return status;
+  if (absl::Status status = session_->Step(batch_, &request_, &response_); !status.ok()) return status;
   if (absl::Status status = CheckReply(); !status.ok()) return status;
   size_t kept = 0;
   for (size_t i = 0; i < running_.size(); ++i) {

@@ -104,7 +104,7 @@ absl::Status EngineSession::Attach(const client::Client& client, const SessionNe
   attach.set_max_top_k(options_.top_k);
   attach.set_max_batch_rows(needs.state_rows);
   attach.set_max_sequence_rows(needs.max_sequence_rows);
-  attach.set_index_space(v1::INDEX_SPACE_POSITION);
+  attach.set_index_space(options_.by_pool_row() ? v1::INDEX_SPACE_POOL_ROW : v1::INDEX_SPACE_POSITION);
   for (uint32_t group = 0; group < options_.groups; ++group) {
     v1::IndexGroup* layers = attach.add_groups();
     for (uint32_t layer = options_.GroupBegin(group); layer < options_.GroupBegin(group + 1); ++layer) {
@@ -126,6 +126,12 @@ absl::Status EngineSession::Attach(const client::Client& client, const SessionNe
   auto session = client.Attach(attach, session_options);
   if (!session.ok()) return client::Annotate(session.status(), "Attach");
   session_ = *std::move(session);
+  name_ = needs.name;
+  if (options_.by_pool_row()) {
+    auto finder = BlockFinder::Attach(client, attach, options_.block_rows);
+    if (!finder.ok()) return finder.status();
+    finder_ = *std::move(finder);
+  }
 
   const v1::Attached info = session_->info();
   report_->SetDevice(info.device());
@@ -170,6 +176,7 @@ absl::Status EngineSession::MapRows(const v1::AttachRequest& attach, const Sessi
   spec.hot_rows = options_.hot_rows;
   spec.state_rows = needs.state_rows;
   spec.max_sequence_rows = needs.max_sequence_rows;
+  spec.by_pool_row = options_.by_pool_row();
   spec.seed = options_.seed;
   auto rows = arena->on_device() ? MakeGpuRows(spec, arena) : HostRows::Make(spec, arena);
   if (!rows.ok()) return rows.status();
@@ -180,7 +187,8 @@ absl::Status EngineSession::MapRows(const v1::AttachRequest& attach, const Sessi
 absl::StatusOr<OpenSequence> EngineSession::Admit(const Request& request, const std::string& key, uint32_t max_rows) {
   admit_request_.Clear();
   v1::AdmitItem* item = admit_request_.add_items();
-  item->set_sequence_key(key);
+  // Only a sequence with a key can be opened by a second session.
+  item->set_sequence_key(finder_ != nullptr && key.empty() ? absl::StrCat(name_, ":", request.number) : key);
   item->set_prompt_rows(request.input_rows);
   item->set_max_rows(max_rows);
   for (const uint64_t id : request.hash_ids) AppendBlockHash(id, item->mutable_block_hashes());
@@ -198,6 +206,9 @@ absl::StatusOr<OpenSequence> EngineSession::Admit(const Request& request, const 
                               admitted.writer()};
   if (shared()) {
     if (status = rows_->Open(sequence); !status.ok()) return status;
+  }
+  if (finder_ != nullptr) {
+    if (status = finder_->Open(*item, sequence); !status.ok()) return status;
   }
   return sequence;
 }
@@ -250,10 +261,12 @@ absl::Status EngineSession::Release(absl::Span<const uint64_t> ids) {
   release_request_.mutable_sequence_ids()->Add(ids.begin(), ids.end());
   absl::Status status =
       Timed(report_, Call::kRelease, [&] { return session_->Release(release_request_, &release_response_); });
-  return status.ok() ? client::Annotate(client::FirstError(release_response_.statuses()), "Release") : status;
+  if (status.ok()) status = client::Annotate(client::FirstError(release_response_.statuses()), "Release");
+  if (status.ok() && finder_ != nullptr) status = finder_->Release(ids);
+  return status;
 }
 
-void EngineSession::BeginStep(v1::StepRequest* request) const {
+void EngineSession::BeginStep(v1::StepRequest* request) {
   request->set_top_k(options_.top_k);
   request->set_source(shared() ? v1::DATA_SOURCE_SHARED : v1::DATA_SOURCE_INLINE);
   while (request->groups_size() < static_cast<int>(options_.groups)) {
@@ -264,10 +277,15 @@ void EngineSession::BeginStep(v1::StepRequest* request) const {
   for (v1::StepGroup& group : *request->mutable_groups()) {
     group.mutable_indices()->Resize(request->rows_size() * static_cast<int>(options_.top_k), -1);
   }
+  batch_rows_ = static_cast<size_t>(request->rows_size());
+  if (finder_ != nullptr) positions_.resize(options_.groups * batch_rows_ * options_.top_k);
 }
 
 absl::Span<int32_t> EngineSession::Entries(v1::StepRequest* request, uint32_t group, size_t row) {
   if (shared()) return rows_->Entries(group, row);
+  if (finder_ != nullptr) {
+    return absl::MakeSpan(positions_).subspan((group * batch_rows_ + row) * options_.top_k, options_.top_k);
+  }
   int32_t* all = request->mutable_groups(static_cast<int>(group))->mutable_indices()->mutable_data();
   return absl::MakeSpan(all + row * options_.top_k, options_.top_k);
 }
@@ -278,12 +296,37 @@ absl::Span<const int32_t> EngineSession::HotRows(const v1::StepResponse& respons
                              options_.top_k);
 }
 
-absl::Status EngineSession::Step(const v1::StepRequest& request, v1::StepResponse* response) {
+absl::Status EngineSession::NameEntries(absl::Span<const BatchRow> batch, v1::StepRequest* request) {
+  for (size_t row = 0; row < batch.size(); ++row) {
+    const OpenSequence& sequence = *batch[row].sequence;
+    if (absl::Status status = finder_->Learn(sequence, batch[row].length - 1); !status.ok()) return status;
+    for (uint32_t group = 0; group < options_.groups; ++group) {
+      const absl::Span<int32_t> positions = Entries(request, group, row);
+      const absl::Span<int32_t> names =
+          shared()
+              ? rows_->Names(group, row)
+              : absl::MakeSpan(request->mutable_groups(static_cast<int>(group))->mutable_indices()->mutable_data() +
+                                   row * options_.top_k,
+                               options_.top_k);
+      for (size_t i = 0; i < positions.size(); ++i) {
+        names[i] = positions[i] < 0 ? -1 : finder_->PoolRow(sequence, static_cast<uint32_t>(positions[i]));
+        if (names[i] < 0) positions[i] = -1;
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status EngineSession::Step(absl::Span<const BatchRow> batch, v1::StepRequest* request,
+                                 v1::StepResponse* response) {
+  if (finder_ != nullptr) {
+    if (absl::Status status = NameEntries(batch, request); !status.ok()) return status;
+  }
   if (shared()) {
-    absl::Status published = rows_->Publish(static_cast<size_t>(request.rows_size()));
+    absl::Status published = rows_->Publish(batch.size());
     if (!published.ok()) return published;
   }
-  absl::Status status = Timed(report_, Call::kStep, [&] { return session_->Step(request, response); });
+  absl::Status status = Timed(report_, Call::kStep, [&] { return session_->Step(*request, response); });
   if (status.ok()) status = client::Annotate(client::FirstError(response->statuses()), "Step");
   return status;
 }
@@ -309,7 +352,7 @@ void EngineSession::CountWrong(const OpenSequence& sequence, size_t batch_row, s
   report_->SetWrongRow(DescribeWrongRow(oracle_, sequence, batch_row, entry, layer, position, hot_row, bytes).c_str());
 }
 
-absl::Status EngineSession::CheckStep(absl::Span<const BatchRow> batch, const v1::StepRequest& request,
+absl::Status EngineSession::CheckStep(absl::Span<const BatchRow> batch, v1::StepRequest* request,
                                       const v1::StepResponse& response) {
   for (uint32_t group = 0; group < options_.groups; ++group) {
     const bool there = static_cast<int>(group) < response.groups_size();
@@ -334,11 +377,9 @@ absl::Status EngineSession::CheckStep(absl::Span<const BatchRow> batch, const v1
     return absl::OkStatus();
   }
   for (uint32_t group = 0; group < options_.groups; ++group) {
-    const auto& indices = request.groups(static_cast<int>(group)).indices();
     for (size_t row = 0; row < batch.size(); ++row) {
-      absl::Status status = CheckInline(batch[row], row, group,
-                                        absl::MakeConstSpan(indices.data() + row * options_.top_k, options_.top_k),
-                                        HotRows(response, group, row));
+      absl::Status status =
+          CheckInline(batch[row], row, group, Entries(request, group, row), HotRows(response, group, row));
       if (!status.ok()) return status;
     }
   }

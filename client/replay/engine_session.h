@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/client.h"
+#include "client/replay/block_finder.h"
 #include "client/replay/options.h"
 #include "client/replay/rank_report.h"
 #include "client/replay/row_device.h"
@@ -55,16 +56,16 @@ class EngineSession {
   // A step is: BeginStep, WriteNewest and Entries for each batch row, Step, CheckStep, and then HotRows.
   //
   // Sets source, top_k and groups, and makes room for the entries of request->rows().
-  void BeginStep(v1::StepRequest* request) const;
+  void BeginStep(v1::StepRequest* request);
   // Writes the newest row of every layer: into the hot buffers, or, where those are not mapped, into `row`.
   void WriteNewest(const OpenSequence& sequence, uint32_t position, v1::StepRow* row);
-  // Where the top_k entries of one batch row are written, and kept until after CheckStep.
+  // Where the top_k positions of one batch row are written, and kept until after CheckStep. With
+  // --index-space=pool_row, Step drops those whose pool rows cannot be known yet.
   absl::Span<int32_t> Entries(v1::StepRequest* request, uint32_t group, size_t row);
-  absl::Status Step(const v1::StepRequest& request, v1::StepResponse* response);
+  absl::Status Step(absl::Span<const BatchRow> batch, v1::StepRequest* request, v1::StepResponse* response);
   // Compares the hot rows of all groups with what they must hold, and counts checked and wrong rows in the report. The
   // status is not OK only when a call fails, or the reply has not the form of the request.
-  absl::Status CheckStep(absl::Span<const BatchRow> batch, const v1::StepRequest& request,
-                         const v1::StepResponse& response);
+  absl::Status CheckStep(absl::Span<const BatchRow> batch, v1::StepRequest* request, const v1::StepResponse& response);
   absl::Span<const int32_t> HotRows(const v1::StepResponse& response, uint32_t group, size_t row) const;
 
   bool shared() const { return rows_ != nullptr; }
@@ -78,6 +79,8 @@ class EngineSession {
   absl::Status Attach(const client::Client& client, const SessionNeeds& needs);
   // Maps the arena where the options want that and it can be had.
   absl::Status MapRows(const v1::AttachRequest& attach, const SessionNeeds& needs);
+  // Gives every position its pool row.
+  absl::Status NameEntries(absl::Span<const BatchRow> batch, v1::StepRequest* request);
   absl::Status CheckInline(const BatchRow& row, size_t batch_row, uint32_t group, absl::Span<const int32_t> positions,
                            absl::Span<const int32_t> hot_rows);
   absl::Status CheckThroughRead(const BatchRow& row, size_t batch_row, uint32_t group);
@@ -87,8 +90,12 @@ class EngineSession {
   const Options& options_;
   RankReport* const report_;
   const RowOracle oracle_;
+  std::string name_;  // of the session
   std::unique_ptr<client::Session> session_;
-  std::unique_ptr<RowDevice> rows_;  // null: inline
+  std::unique_ptr<BlockFinder> finder_;  // null: entries are positions
+  std::vector<int32_t> positions_;       // inline with a finder: [group][batch row][top_k]
+  size_t batch_rows_ = 0;                // of positions_
+  std::unique_ptr<RowDevice> rows_;      // null: inline
   uint32_t region_rows_ = 0;
   uint32_t newest_row_ = 0;
   uint64_t store_chunk_bytes_ = 0;  // of a message, or of a piece of the staging area

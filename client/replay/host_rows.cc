@@ -36,6 +36,7 @@ absl::StatusOr<std::unique_ptr<RowDevice>> HostRows::Make(const RowDeviceSpec& s
     rows->indices_.push_back(*indices);
     rows->hot_rows_.push_back(*hot_rows);
   }
+  if (spec.by_pool_row) rows->positions_.resize(size_t{spec.groups()} * spec.state_rows * spec.top_k);
   auto staging = rows->arena_->Staging();
   if (!staging.ok()) return staging.status();
   rows->staging_ = *staging;
@@ -70,12 +71,12 @@ bool HostRows::RowIsRight(uint32_t layer, uint64_t key, uint32_t hot_row) const 
          (parts == 1 || oracle_.CheckPart(key, 1, views[1][hot_row].data()));
 }
 
-void HostRows::CheckRow(const BatchRow& row, size_t batch_row, uint32_t group, RowCheck* check) const {
+void HostRows::CheckRow(const BatchRow& row, size_t batch_row, uint32_t group, RowCheck* check) {
   const OpenSequence& sequence = *row.sequence;
   const HotRegion region{static_cast<int64_t>(arena_->RegionBegin(sequence.state_row)), spec_.hot_rows,
                          static_cast<uint32_t>(arena_->newest_row())};
   const uint32_t first_layer = spec_.group_begin[group], end_layer = spec_.group_begin[group + 1];
-  const absl::Span<const int32_t> positions = indices_[group][batch_row].first(spec_.top_k);
+  const absl::Span<const int32_t> positions = Entries(group, batch_row);
   const absl::Span<const int32_t> hot_rows = HotRows(group, batch_row);
   const auto wrong = [&](size_t entry, uint32_t layer, bool possible) {
     ++check->wrong;

@@ -115,6 +115,10 @@ const std::vector<OptionGroup>& Table() {
            {"top-k", Number{&Options::top_k, 1, 8192}, "Entries of a sequence, step and group."},
            {"hot-rows", Number{&Options::hot_rows, 0, 32768},
             "Rows of a hot buffer, at least --top-k. 0: twice --top-k."},
+           {"index-space", Choice{&Options::index_space, {"position", "pool_row"}},
+            "What entries name. pool_row: a second session of each process finds out the blocks of its sequences; "
+            "entries "
+            "in a block that is not known yet are left out."},
            {"workload-model", Choice{&Options::workload_model, {"realistic", "drift", "fresh", "resident"}},
             "Which tokens are selected. realistic: published LRU miss rates, O(tokens) a step; drift: O(top_k) a step; "
             "fresh: none again before all others; resident: a random half of twice --top-k. Default: drift for "
@@ -236,6 +240,9 @@ absl::Status ChooseAction(Options& o) {
   if (!o.dump_slots.empty() && o.workload.empty()) return Conflict("--dump-slots needs --workload");
   if (!o.write_trace.empty() && !o.trace.empty()) return Conflict("--write-trace and --trace exclude each other");
   const bool one_process = o.action == Options::Action::kPrefixOnly || o.action == Options::Action::kDriveWorkload;
+  if (one_process && o.by_pool_row()) {
+    return Conflict(absl::StrCat(chosen, " and --index-space pool_row exclude each other"));
+  }
   if (one_process && (o.engines != 1 || o.ranks != 1)) {
     return Conflict(absl::StrCat(chosen, " runs in one process: --engines is ", o.engines, ", --ranks is ", o.ranks,
                                  "; both must be 1"));

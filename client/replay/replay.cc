@@ -189,6 +189,7 @@ int RunWithDaemon(ReplayPlan plan, const PlanBody& body) {
   ReplayResult result;
   result.row_bytes = uint64_t{plan.options.row_shape().bytes()} * plan.options.layers;
   result.distinct_rows = DistinctRows(plan.requests, !plan.options.prefix_only);
+  result.index_space = plan.options.index_space;
   result.workload_model = plan.options.workload_model;
   const absl::Status status = RunProcesses(
       plan,

@@ -178,6 +178,7 @@ std::string FormatJson(const ReplayResult& result) {
   count("gathered_bytes", totals.gathered_bytes.get());
   count("waits", totals.waits.get());
   field("shared_memory", totals.shared_arena ? "true" : "false");
+  field("index_space", absl::StrCat("\"", result.index_space, "\""));
   field("workload_model", absl::StrCat("\"", result.workload_model, "\""));
   for (int call = 0; call < kCalls; ++call) {
     const LatencyHistogram& histogram = totals.calls[call];

@@ -43,7 +43,8 @@ struct RowDeviceSpec {
   uint32_t hot_rows = 1;
   uint32_t state_rows = 1;  // also the most batch rows of a step
   uint32_t max_sequence_rows = 1;
-  uint64_t seed = 0;  // of samples
+  bool by_pool_row = false;  // the mailbox takes names that are not the positions
+  uint64_t seed = 0;         // of samples
 
   uint32_t groups() const { return static_cast<uint32_t>(group_begin.size() - 1); }
   uint32_t layers() const { return group_begin.back(); }
@@ -75,8 +76,10 @@ class RowDevice {
 
   // Has the next Publish write the row of `position` where the sequence's newest rows lie, in every layer.
   virtual void WriteNewest(const OpenSequence& sequence, uint32_t position) = 0;
-  // Host memory for the top_k entries of one batch row: written before Publish, kept until after Check.
+  // Host memory for the top_k positions of one batch row: written before Publish, kept until after Check.
   virtual absl::Span<int32_t> Entries(uint32_t group, size_t row) = 0;
+  // by_pool_row: host memory for what the mailbox gets in their place.
+  virtual absl::Span<int32_t> Names(uint32_t group, size_t row) = 0;
   // Brings newest rows and the entries of `rows` batch rows to the arena, and waits for that. Comes before each step.
   virtual absl::Status Publish(size_t rows) = 0;
   // Compares every row that the step's hot rows name, in every layer, with what it must hold.

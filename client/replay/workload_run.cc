@@ -70,10 +70,10 @@ absl::Status WorkloadDriver::Step(uint32_t step) {
     const absl::Span<const int32_t> entries = workload_.Entries(step, r);
     std::copy(entries.begin(), entries.end(), session_.Entries(&request_, 0, r).begin());
   }
-  if (absl::Status status = session_.Step(request_, &response_); !status.ok()) return status;
+  if (absl::Status status = session_.Step(batch_, &request_, &response_); !status.ok()) return status;
   report_.steps.Add(1);
   report_.gathered_bytes.Add(response_.gathered_bytes());
-  if (absl::Status status = session_.CheckStep(batch_, request_, response_); !status.ok()) return status;
+  if (absl::Status status = session_.CheckStep(batch_, &request_, response_); !status.ok()) return status;
   for (uint32_t r = 0; r < workload_.rows; ++r) {
     const v1::LookupCounts& counts = response_.groups(0).counts(static_cast<int>(r));
     report_.hot.Add(counts.hot());

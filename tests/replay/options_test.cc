@@ -96,6 +96,8 @@ TEST(OptionsTest, ErrorsNameOptionValueAndLimit) {
       {{"--prefix-only", "--workload=w"}, "--prefix-only and --workload exclude each other"},
       {{"--prefix-only", "--engines=2"}, "--prefix-only runs in one process: --engines is 2"},
       {{"--workload=w", "--ranks=2"}, "--workload runs in one process"},
+      {{"--index-space=rows"}, "--index-space is \"rows\"; it must be position, pool_row"},
+      {{"--prefix-only", "--index-space=pool_row"}, "--prefix-only and --index-space pool_row exclude each other"},
       {{"--device=gpu"}, "--device is \"gpu\"; it must be auto, cpu, cuda, cuda:N"},
       {{"--device=cuda,cpu"}, "--device is \"cuda,cpu\"; it must be auto"},
       {{"--device="}, "--device is \"\""},
@@ -130,7 +132,7 @@ TEST(OptionsTest, HelpHasEveryOptionAndNoLongLine) {
        {"server",         "trace",      "requests",    "concurrency",    "engines",  "ranks",      "layers",
         "groups",         "row-layout", "row-bytes",   "v-row-bytes",    "top-k",    "hot-rows",   "pool-blocks",
         "time-scale",     "seed",       "json",        "write-workload", "workload", "dump-slots", "prefix-only",
-        "workload-model", "transfer",   "write-trace", "stokerd",        "device"}) {
+        "workload-model", "transfer",   "write-trace", "stokerd",        "device",   "index-space"}) {
     EXPECT_THAT(help, HasSubstr(std::string("  --") + name)) << name;
   }
   for (size_t begin = 0; begin < help.size();) {

@@ -26,6 +26,7 @@ constexpr uint32_t kNewestRow = 128, kRegionRows = 192;
 struct Layout {
   v1::RowLayout layout;
   RowShape shape;
+  bool by_pool_row = false;
 };
 
 class RowDeviceTest : public ::testing::TestWithParam<Layout> {
@@ -54,6 +55,7 @@ class RowDeviceTest : public ::testing::TestWithParam<Layout> {
     spec.hot_rows = kHotRows;
     spec.state_rows = kStateRows;
     spec.max_sequence_rows = 1024;
+    spec.by_pool_row = GetParam().by_pool_row;
     auto device = MakeRowDevice(spec, arena_);
     ASSERT_TRUE(device.ok()) << device.status();
     device_ = *std::move(device);
@@ -114,7 +116,16 @@ class RowDeviceTest : public ::testing::TestWithParam<Layout> {
         }
       }
     }
+    for (size_t row = 0; GetParam().by_pool_row && row < batch_.size(); ++row) {
+      for (uint32_t group = 0; group < 2; ++group) {
+        for (size_t entry = 0; entry < kTopK; ++entry) device_->Names(group, row)[entry] = PoolRow(group, row, entry);
+      }
+    }
     ASSERT_TRUE(device_->Publish(batch_.size()).ok());
+  }
+  // No two entries have the same.
+  static int32_t PoolRow(uint32_t group, size_t row, size_t entry) {
+    return static_cast<int32_t>(100000 * group + 1000 * row + entry);
   }
   RowCheck Check() {
     auto check = device_->Check(batch_);
@@ -173,7 +184,10 @@ TEST_P(RowDeviceTest, RowsOfAStepAreRight) {
       }
       for (uint32_t group = 0; group < 2; ++group) {
         const auto mailbox = (*arena_->Indices(group))[row];
-        EXPECT_TRUE(std::equal(mailbox.begin(), mailbox.end(), device_->Entries(group, row).begin()));
+        for (size_t entry = 0; entry < kTopK; ++entry) {
+          EXPECT_EQ(mailbox[entry],
+                    GetParam().by_pool_row ? PoolRow(group, row, entry) : device_->Entries(group, row)[entry]);
+        }
       }
     }
     const RowCheck check = Check();
@@ -279,7 +293,9 @@ INSTANTIATE_TEST_SUITE_P(
     Layouts, RowDeviceTest,
     ::testing::Values(Layout{v1::ROW_LAYOUT_LINEAR, {{656, 0}}}, Layout{v1::ROW_LAYOUT_LINEAR, {{20, 0}}},
                       Layout{v1::ROW_LAYOUT_LINEAR, {{4, 0}}}, Layout{v1::ROW_LAYOUT_SPLIT_KV, {{128, 68}}},
-                      Layout{v1::ROW_LAYOUT_SPLIT_KV, {{24, 12}}}, Layout{v1::ROW_LAYOUT_DSV4_PAGED, {{576, 8}}}));
+                      Layout{v1::ROW_LAYOUT_SPLIT_KV, {{24, 12}}}, Layout{v1::ROW_LAYOUT_LINEAR, {{656, 0}}, true},
+                      Layout{v1::ROW_LAYOUT_DSV4_PAGED, {{576, 8}}},
+                      Layout{v1::ROW_LAYOUT_DSV4_PAGED, {{576, 8}}, true}));
 
 }  // namespace
 }  // namespace stoker::replay

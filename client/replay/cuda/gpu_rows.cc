@@ -64,6 +64,9 @@ class GpuRows final : public RowDevice {
   absl::Span<int32_t> Entries(uint32_t group, size_t row) override {
     return {positions_.host() + EntryOffset(group, row), spec_.top_k};
   }
+  absl::Span<int32_t> Names(uint32_t group, size_t row) override {
+    return {names().host() + EntryOffset(group, row), spec_.top_k};
+  }
   absl::Status Publish(size_t rows) override;
   absl::StatusOr<RowCheck> Check(absl::Span<const BatchRow> batch) override;
   absl::Span<const int32_t> HotRows(uint32_t group, size_t row) const override {
@@ -86,6 +89,9 @@ class GpuRows final : public RowDevice {
   DeviceRow RowOf(const OpenSequence& sequence, uint32_t length) const;
   RequestTokens TokensOf(const OpenSequence& sequence) const;
   DeviceEntries EntriesOf(size_t rows) const;
+  const Mirror<int32_t>& names() const { return spec_.by_pool_row ? pool_rows_ : positions_; }
+  // The first `rows` batch rows of all groups.
+  cudaError_t UploadEntries(const Mirror<int32_t>& mirror, size_t rows) const;
   absl::Status DescribeParts();
   absl::Status DescribeGroups();
   cudaError_t BeginCheck(absl::Span<const BatchRow> batch);
@@ -113,6 +119,7 @@ class GpuRows final : public RowDevice {
   Mirror<DevicePart> parts_;
   Mirror<DeviceGroup> groups_;
   Mirror<int32_t> positions_;  // [group][batch row][top_k]
+  Mirror<int32_t> pool_rows_;  // by_pool_row: likewise
   Mirror<DeviceRow> newest_;
   uint32_t newest_count_ = 0;
   Mirror<DeviceRow> rows_;
@@ -133,6 +140,7 @@ GpuRows::~GpuRows() {
   totals_ = {};
   rows_ = {};
   newest_ = {};
+  pool_rows_ = {};
   positions_ = {};
   groups_ = {};
   parts_ = {};
@@ -167,6 +175,9 @@ absl::Status GpuRows::Init() {
   for (absl::Status status : {positions_.Make(entries), newest_.Make(spec_.state_rows), rows_.Make(spec_.state_rows),
                               totals_.Make(1), DescribeParts(), DescribeGroups()}) {
     if (!status.ok()) return status;
+  }
+  if (spec_.by_pool_row) {
+    if (absl::Status status = pool_rows_.Make(entries); !status.ok()) return status;
   }
   auto hot_rows = MakePinnedMemory(entries * sizeof(int32_t));
   if (!hot_rows.ok()) return hot_rows.status();
@@ -247,8 +258,21 @@ DeviceRow GpuRows::RowOf(const OpenSequence& sequence, uint32_t length) const {
 }
 
 DeviceEntries GpuRows::EntriesOf(size_t rows) const {
-  return {groups_.device(), positions_.device(), spec_.groups(), static_cast<uint32_t>(rows),
-          spec_.state_rows, spec_.top_k};
+  DeviceEntries entries;
+  entries.groups = groups_.device();
+  entries.positions = positions_.device();
+  entries.names = names().device();
+  entries.group_count = spec_.groups();
+  entries.rows = static_cast<uint32_t>(rows);
+  entries.max_rows = spec_.state_rows;
+  entries.top_k = spec_.top_k;
+  return entries;
+}
+
+cudaError_t GpuRows::UploadEntries(const Mirror<int32_t>& mirror, size_t rows) const {
+  const size_t pitch = size_t{spec_.state_rows} * spec_.top_k * sizeof(int32_t);
+  return cudaMemcpy2DAsync(mirror.device(), pitch, mirror.host(), pitch, rows * spec_.top_k * sizeof(int32_t),
+                           spec_.groups(), cudaMemcpyHostToDevice, stream_.get());
 }
 
 absl::Status GpuRows::Open(const OpenSequence& sequence) {
@@ -300,11 +324,8 @@ absl::Status GpuRows::Publish(size_t rows) {
     error = LaunchNewest(parts_.device(), spec_.layers(), newest_.device(), newest_count_, grid_limit_, stream);
   }
   newest_count_ = 0;
-  const size_t pitch = size_t{spec_.state_rows} * spec_.top_k * sizeof(int32_t);
-  if (error == cudaSuccess) {
-    error = cudaMemcpy2DAsync(positions_.device(), pitch, positions_.host(), pitch,
-                              rows * spec_.top_k * sizeof(int32_t), spec_.groups(), cudaMemcpyHostToDevice, stream);
-  }
+  if (error == cudaSuccess) error = UploadEntries(positions_, rows);
+  if (error == cudaSuccess && spec_.by_pool_row) error = UploadEntries(pool_rows_, rows);
   if (error == cudaSuccess) error = LaunchEntries(EntriesOf(rows), grid_limit_, stream);
   // The daemon's stream, in another process, does not wait for this one.
   if (error == cudaSuccess) error = cudaStreamSynchronize(stream);

@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kBlockThreads) EntriesKernel(DeviceEntries ent
     const uint64_t row = batch % entries.rows, group = batch / entries.rows;
     const DeviceGroup& to = entries.groups[group];
     to.indices[row * to.indices_stride + entry] =
-        entries.positions[(group * entries.max_rows + row) * entries.top_k + entry];
+        entries.names[(group * entries.max_rows + row) * entries.top_k + entry];
   }
 }
 

@@ -45,6 +45,7 @@ struct DeviceEntries {
   const DeviceGroup* groups = nullptr;
   // The engine's own copy of what it asked for, [group][max_rows][top_k].
   const int32_t* positions = nullptr;
+  const int32_t* names = nullptr;  // what the mailbox gets, likewise: the positions, or pool rows
   uint32_t group_count = 0;
   uint32_t rows = 0;
   uint32_t max_rows = 0;
@@ -80,7 +81,7 @@ cudaError_t LaunchFill(const FillArgs& args, uint32_t grid_limit, cudaStream_t s
 cudaError_t LaunchNewest(const DevicePart* parts, uint32_t layers, const DeviceRow* rows, uint32_t count,
                          uint32_t grid_limit, cudaStream_t stream);
 
-// Copies the positions into the mailbox.
+// Copies the names into the mailbox.
 cudaError_t LaunchEntries(const DeviceEntries& entries, uint32_t grid_limit, cudaStream_t stream);
 
 // Compares every row that the mailbox's hot rows name. `totals` is added to.

@@ -13,6 +13,7 @@
 
 namespace stoker::replay {
 
+// Paths of the programs, from CMake; the environment variables STOKER_TEST_REPLAY and STOKER_TEST_DAEMON name others.
 std::string ReplayPath();
 std::string StokerdPath();
 // The trace that comes with the sources.

@@ -74,7 +74,7 @@ class GpuRows final : public RowDevice {
   }
 
  private:
-  // A row that the host compares: where it is to be, and its copy's place.
+  // A row that the host compares as well.
   struct Sample {
     uint32_t group = 0, layer = 0;
     size_t row = 0, entry = 0;

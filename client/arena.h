@@ -64,6 +64,7 @@ class MatrixView {
 
   size_t rows() const { return rows_; }
   size_t columns() const { return columns_; }
+  size_t row_stride_bytes() const { return row_stride_bytes_; }
   // `row` below rows(): not checked.
   absl::Span<T> operator[](size_t row) const {
     return absl::Span<T>(reinterpret_cast<T*>(data_ + row * row_stride_bytes_), columns_);
@@ -91,6 +92,11 @@ class HotPartView {
 
   size_t rows() const { return rows_; }
   size_t row_bytes() const { return row_bytes_; }
+  // What a kernel needs to do the same.
+  std::byte* data() const { return data_; }
+  size_t page_rows() const { return page_rows_; }
+  size_t page_stride_bytes() const { return page_stride_bytes_; }
+  size_t row_stride_bytes() const { return row_stride_bytes_; }
   // `hot_row` below rows(): not checked.
   absl::Span<std::byte> operator[](size_t hot_row) const {
     return absl::Span<std::byte>(

@@ -63,7 +63,8 @@ std::string DescribeEnd(int wait_status) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<DaemonProcess>> DaemonProcess::Start(const std::string& program) {
+absl::StatusOr<std::unique_ptr<DaemonProcess>> DaemonProcess::Start(const std::string& program,
+                                                                    const std::vector<std::string>& flags) {
   const std::string path = program.empty() ? DefaultProgram() : program;
   if (access(path.c_str(), X_OK) != 0) {
     return absl::NotFoundError(absl::StrCat(path, ": ", std::strerror(errno),
@@ -74,16 +75,17 @@ absl::StatusOr<std::unique_ptr<DaemonProcess>> DaemonProcess::Start(const std::s
   auto folder = MakeFolder();
   if (!folder.ok()) return folder.status();
   daemon->folder_ = *folder;
-  if (absl::Status status = daemon->Launch(path); !status.ok()) return status;
+  if (absl::Status status = daemon->Launch(path, flags); !status.ok()) return status;
   if (absl::Status status = daemon->AwaitServing(); !status.ok()) return status;
   if (absl::Status status = daemon->FindMetrics(); !status.ok()) return status;
   return daemon;
 }
 
-absl::Status DaemonProcess::Launch(const std::string& program) {
+absl::Status DaemonProcess::Launch(const std::string& program, const std::vector<std::string>& flags) {
   // All is prepared before the fork: the child only makes system calls.
   std::vector<std::string> arguments = {program, absl::StrCat("--socket-path=", socket_path()),
                                         "--metrics-address=127.0.0.1:0", "--log-format=text"};
+  arguments.insert(arguments.end(), flags.begin(), flags.end());
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);

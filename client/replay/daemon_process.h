@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -15,9 +16,11 @@ namespace stoker::replay {
 
 class DaemonProcess {
  public:
-  // Starts `program`, or, when that is empty, the stokerd beside this program, and waits until its socket accepts.
+  // Starts `program`, or, when that is empty, the stokerd beside this program, with `flags` beside its own, and waits
+  // until its socket accepts.
   // NOT_FOUND: no such program; UNAVAILABLE: it ended or did not serve in time; the message has the end of its log.
-  static absl::StatusOr<std::unique_ptr<DaemonProcess>> Start(const std::string& program);
+  static absl::StatusOr<std::unique_ptr<DaemonProcess>> Start(const std::string& program,
+                                                              const std::vector<std::string>& flags);
   // Stops the daemon, if Stop has not, and removes the folder.
   ~DaemonProcess();
   DaemonProcess(const DaemonProcess&) = delete;
@@ -36,7 +39,7 @@ class DaemonProcess {
   DaemonProcess() = default;
   std::string socket_path() const { return folder_ + "/stokerd.sock"; }
   std::string log_path() const { return folder_ + "/stokerd.log"; }
-  absl::Status Launch(const std::string& program);
+  absl::Status Launch(const std::string& program, const std::vector<std::string>& flags);
   absl::Status AwaitServing();
   // Takes the port that the daemon found free from its log.
   absl::Status FindMetrics();

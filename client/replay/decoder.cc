@@ -7,26 +7,6 @@
 
 namespace stoker::replay {
 
-absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Make(const Options& options, uint32_t capacity,
-                                                       EngineSession* session, RankReport* report) {
-  auto decoder = std::unique_ptr<Decoder>(new Decoder(options, session, report));
-  decoder->running_.reserve(capacity);
-  decoder->request_.set_top_k(options.top_k);
-  decoder->request_.set_source(session->shared() ? v1::DATA_SOURCE_SHARED : v1::DATA_SOURCE_INLINE);
-  for (uint32_t group = 0; group < options.groups; ++group) {
-    v1::StepGroup* entries = decoder->request_.add_groups();
-    entries->set_group(group);
-    if (!session->shared()) continue;
-    auto indices = session->arena().Indices(group);
-    if (!indices.ok()) return indices.status();
-    auto hot_rows = session->arena().HotRows(group);
-    if (!hot_rows.ok()) return hot_rows.status();
-    decoder->indices_.push_back(*indices);
-    decoder->hot_rows_.push_back(*hot_rows);
-  }
-  return decoder;
-}
-
 void Decoder::Add(const OpenSequence& sequence) {
   Running& running = running_.emplace_back();
   running.sequence = sequence;
@@ -40,38 +20,22 @@ void Decoder::Add(const OpenSequence& sequence) {
   }
 }
 
-absl::Span<int32_t> Decoder::Entries(uint32_t group, size_t row) {
-  if (session_->shared()) return indices_[group][row].first(options_.top_k);
-  int32_t* all = request_.mutable_groups(static_cast<int>(group))->mutable_indices()->mutable_data();
-  return absl::MakeSpan(all + row * options_.top_k, options_.top_k);
-}
-
-absl::Span<const int32_t> Decoder::HotRows(uint32_t group, size_t row) const {
-  if (session_->shared()) return hot_rows_[group][row].first(options_.top_k);
-  return absl::MakeConstSpan(response_.groups(static_cast<int>(group)).hot_rows().data() + row * options_.top_k,
-                             options_.top_k);
-}
-
 void Decoder::Prepare() {
   auto* rows = request_.mutable_rows();
   while (rows->size() > static_cast<int>(running_.size())) rows->RemoveLast();
   while (rows->size() < static_cast<int>(running_.size())) rows->Add();
-  if (!session_->shared()) {
-    for (uint32_t group = 0; group < options_.groups; ++group) {
-      request_.mutable_groups(static_cast<int>(group))
-          ->mutable_indices()
-          ->Resize(static_cast<int>(running_.size() * options_.top_k), -1);
-    }
-  }
+  session_->BeginStep(&request_);
+  batch_.clear();
   for (size_t i = 0; i < running_.size(); ++i) {
     Running& running = running_[i];
     v1::StepRow* row = rows->Mutable(static_cast<int>(i));
     row->set_sequence_id(running.sequence.id);
     row->set_length(running.rows + 1);
     row->set_commit(running.sequence.writer);
+    batch_.push_back({&running.sequence, running.rows + 1});
     session_->WriteNewest(running.sequence, running.rows, row);
     for (uint32_t group = 0; group < options_.groups; ++group) {
-      const absl::Span<int32_t> entries = Entries(group, i);
+      const absl::Span<int32_t> entries = session_->Entries(&request_, group, i);
       running.models[group]->Select(running.rows, entries);
       MixInNewest(running.random, running.rows, entries);
     }
@@ -90,17 +54,11 @@ absl::Status Decoder::CheckReply() {
   report_->steps.Add(1);
   report_->gathered_bytes.Add(response_.gathered_bytes());
 
+  if (absl::Status status = session_->CheckStep(batch_, &request_, response_); !status.ok()) return status;
   for (uint32_t group = 0; group < options_.groups; ++group) {
     const v1::StepGroupResult& result = response_.groups(static_cast<int>(group));
-    const size_t rows = running_.size();
-    if (result.group() != group || result.counts_size() != static_cast<int>(rows) ||
-        (!session_->shared() && result.hot_rows_size() != static_cast<int>(rows * options_.top_k))) {
-      return absl::InternalError(absl::StrCat("Step: group ", group, " of the reply has ", result.counts_size(),
-                                              " counts and ", result.hot_rows_size(), " hot rows for ", rows,
-                                              " rows of ", options_.top_k, " entries"));
-    }
-    for (size_t i = 0; i < rows; ++i) {
-      const absl::Span<const int32_t> entries = Entries(group, i);
+    for (size_t i = 0; i < running_.size(); ++i) {
+      const absl::Span<const int32_t> entries = session_->Entries(&request_, group, i);
       const v1::LookupCounts& counts = result.counts(static_cast<int>(i));
       report_->hot.Add(counts.hot());
       report_->newest.Add(counts.newest());
@@ -117,9 +75,6 @@ absl::Status Decoder::CheckReply() {
                                                 ", group ", group, " add up to ", outcomes, "; ", asked,
                                                 " entries were asked for"));
       }
-      absl::Status status =
-          session_->CheckRows(running_[i].sequence, group, running_[i].rows + 1, entries, HotRows(group, i));
-      if (!status.ok()) return status;
     }
   }
   return absl::OkStatus();
@@ -127,7 +82,7 @@ absl::Status Decoder::CheckReply() {
 
 absl::Status Decoder::Step(std::vector<OpenSequence>* ended) {
   Prepare();
-  if (absl::Status status = session_->Step(request_, &response_); !status.ok()) return status;
+  if (absl::Status status = session_->Step(batch_, &request_, &response_); !status.ok()) return status;
   if (absl::Status status = CheckReply(); !status.ok()) return status;
   size_t kept = 0;
   for (size_t i = 0; i < running_.size(); ++i) {

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "client/arena.h"
 #include "client/replay/engine_session.h"
 #include "client/replay/options.h"
 #include "client/replay/random.h"
@@ -20,8 +19,10 @@ namespace stoker::replay {
 class Decoder {
  public:
   // `capacity` is the most sequences at a time. The pointers must outlive the decoder.
-  static absl::StatusOr<std::unique_ptr<Decoder>> Make(const Options& options, uint32_t capacity,
-                                                       EngineSession* session, RankReport* report);
+  Decoder(const Options& options, uint32_t capacity, EngineSession* session, RankReport* report)
+      : options_(options), session_(session), report_(report) {
+    running_.reserve(capacity);
+  }
 
   // Takes a sequence whose prompt is stored and that has output tokens.
   void Add(const OpenSequence& sequence);
@@ -40,21 +41,14 @@ class Decoder {
     std::vector<std::unique_ptr<WorkloadModel>> models;  // of each group
   };
 
-  Decoder(const Options& options, EngineSession* session, RankReport* report)
-      : options_(options), session_(session), report_(report) {}
-
-  // Where the entries of one batch row are written, and where their answers are read.
-  absl::Span<int32_t> Entries(uint32_t group, size_t row);
-  absl::Span<const int32_t> HotRows(uint32_t group, size_t row) const;
   void Prepare();
   absl::Status CheckReply();
 
   const Options& options_;
   EngineSession* const session_;
   RankReport* const report_;
-  std::vector<client::MatrixView<int32_t>> indices_;         // of each group, when the arena is mapped
-  std::vector<client::MatrixView<const int32_t>> hot_rows_;  // likewise
   std::vector<Running> running_;
+  std::vector<BatchRow> batch_;  // of the step that is under way
   v1::StepRequest request_;
   v1::StepResponse response_;
 };

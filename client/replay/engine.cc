@@ -30,6 +30,7 @@ absl::StatusOr<std::unique_ptr<EngineSession>> OpenSession(const ReplayPlan& pla
   needs.max_sequence_rows = plan.max_sequence_rows;
   needs.pool_blocks = plan.pool_blocks;
   needs.stores = rank == 0;
+  needs.process = engine * plan.options.ranks + rank;
   return EngineSession::Open(plan.options, needs, report);
 }
 
@@ -142,9 +143,7 @@ absl::Status Engine::Run(uint32_t engine) {
   auto session = OpenSession(plan_, engine, 0, plan_.options.concurrency, report_);
   if (!session.ok()) return session.status();
   session_ = *std::move(session);
-  auto decoder = Decoder::Make(plan_.options, plan_.options.concurrency, session_.get(), report_);
-  if (!decoder.ok()) return decoder.status();
-  decoder_ = *std::move(decoder);
+  decoder_ = std::make_unique<Decoder>(plan_.options, plan_.options.concurrency, session_.get(), report_);
 
   while (pending() || decoder_->running() > 0 || !ended_.empty()) {
     if (absl::Status status = TakeRequests(); !status.ok()) return status;
@@ -174,8 +173,7 @@ absl::Status RunFollower(const ReplayPlan& plan, uint32_t engine, uint32_t rank,
                          RankReport* report) {
   auto session = OpenSession(plan, engine, rank, plan.options.concurrency, report);
   if (!session.ok()) return session.status();
-  auto decoder = Decoder::Make(plan.options, plan.options.concurrency, session->get(), report);
-  if (!decoder.ok()) return decoder.status();
+  Decoder decoder(plan.options, plan.options.concurrency, session->get(), report);
   std::vector<OpenSequence> ended;
   for (;;) {
     const auto message = leader.Receive();
@@ -191,14 +189,14 @@ absl::Status RunFollower(const ReplayPlan& plan, uint32_t engine, uint32_t rank,
         }
         if (absl::Status status = leader.Acknowledge(); !status.ok()) return status;
         if (request.output_rows > 0) {
-          (*decoder)->Add(*sequence);
+          decoder.Add(*sequence);
         } else {
           ended.push_back(*sequence);
         }
         break;
       }
       case RankCommand::kStep:
-        if (absl::Status status = (*decoder)->Step(&ended); !status.ok()) return status;
+        if (absl::Status status = decoder.Step(&ended); !status.ok()) return status;
         break;
       case RankCommand::kRelease:
         if (absl::Status status = ReleaseAll(**session, &ended); !status.ok()) return status;

@@ -2,17 +2,24 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
+#include <string>
+#include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/time/time.h"
+#include "client/replay/cuda/gpu_rows.h"
+#include "client/replay/device_option.h"
+#include "client/replay/host_rows.h"
 #include "client/status.h"
 
 namespace stoker::replay {
 namespace {
 
-// A staging area of this size keeps a Store's copy in the last-level cache, and one call still moves thousands of rows.
-constexpr uint64_t kStagingBytes = uint64_t{8} << 20;
+// In host memory a staging area of this size keeps a Store's copy in the last-level cache, and one call still moves
+// thousands of rows.
+constexpr uint64_t kHostStagingBytes = uint64_t{8} << 20;
 constexpr uint64_t kStagingAlignment = 64;
 // Room in a message for what is not row bytes.
 constexpr uint64_t kMessageOverhead = 4096;
@@ -20,6 +27,8 @@ constexpr uint64_t kMaxInlineStoreBytes = uint64_t{4} << 20;
 // An admission may wait while another engine stores a prefix of up to a few GB.
 constexpr absl::Duration kAdmitTimeout = absl::Seconds(120);
 constexpr uint32_t kMaxReadRows = 65536;
+
+uint64_t RoundUp(uint64_t bytes, uint64_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
 
 v1::RowLayout LayoutOf(const Options& options) {
   if (options.row_layout == "split_kv") return v1::ROW_LAYOUT_SPLIT_KV;
@@ -75,16 +84,27 @@ absl::Status EngineSession::CreatePool(const client::Client& client, const Sessi
 }
 
 absl::Status EngineSession::Attach(const client::Client& client, const SessionNeeds& needs) {
+  auto status = client.GetStatus();
+  if (!status.ok()) return client::Annotate(status.status(), "GetStatus");
+  // The private daemon has the devices that the option names, and no others.
+  const bool all = options_.server.empty() && NamesGpu(options_.device);
+  auto device =
+      ChooseDevice(all ? "cuda:all" : options_.device,
+                   std::vector<std::string>(status->devices().begin(), status->devices().end()), needs.process);
+  if (!device.ok()) return device.status();
+  const bool maps_gpu = *device != "cpu" && options_.transfer != "inline" && HasGpuRows();
+
   const uint64_t row_bytes = uint64_t{oracle_.shape().bytes()} * options_.layers;
   v1::AttachRequest attach;
   attach.set_pool(options_.pool);
   attach.set_name(needs.name);
+  attach.set_device(*device);
   attach.set_state_rows(needs.state_rows);
   attach.set_hot_rows(options_.hot_rows);
   attach.set_max_top_k(options_.top_k);
   attach.set_max_batch_rows(needs.state_rows);
   attach.set_max_sequence_rows(needs.max_sequence_rows);
-  attach.set_index_space(v1::INDEX_SPACE_POSITION);
+  attach.set_index_space(options_.by_pool_row() ? v1::INDEX_SPACE_POOL_ROW : v1::INDEX_SPACE_POSITION);
   for (uint32_t group = 0; group < options_.groups; ++group) {
     v1::IndexGroup* layers = attach.add_groups();
     for (uint32_t layer = options_.GroupBegin(group); layer < options_.GroupBegin(group + 1); ++layer) {
@@ -92,30 +112,37 @@ absl::Status EngineSession::Attach(const client::Client& client, const SessionNe
     }
   }
   if (needs.stores && options_.transfer != "inline") {
-    const uint64_t bytes = std::max(std::min(kStagingBytes, row_bytes * needs.max_sequence_rows), row_bytes);
-    attach.set_staging_bytes((bytes + kStagingAlignment - 1) / kStagingAlignment * kStagingAlignment);
+    const uint64_t piece = maps_gpu ? kGpuStagingPieceBytes : kHostStagingBytes;
+    const uint64_t bytes = std::max(std::min(piece, row_bytes * needs.max_sequence_rows), row_bytes);
+    attach.set_staging_bytes((maps_gpu ? 2 : 1) * RoundUp(bytes, kStagingAlignment));
   }
 
   client::SessionOptions session_options;
   // A restarted daemon has none of the sequences: the replay has failed then.
   session_options.reattach_timeout = absl::ZeroDuration();
   session_options.arena_mapping = options_.transfer == "inline"   ? client::ArenaMapping::kNever
-                                  : options_.transfer == "shared" ? client::ArenaMapping::kRequired
+                                  : options_.transfer == "shared" ? client::ArenaMapping::kDevice
                                                                   : client::ArenaMapping::kWherePossible;
   auto session = client.Attach(attach, session_options);
   if (!session.ok()) return client::Annotate(session.status(), "Attach");
   session_ = *std::move(session);
+  name_ = needs.name;
+  if (options_.by_pool_row()) {
+    auto finder = BlockFinder::Attach(client, attach, options_.block_rows);
+    if (!finder.ok()) return finder.status();
+    finder_ = *std::move(finder);
+  }
 
   const v1::Attached info = session_->info();
+  report_->SetDevice(info.device());
   region_rows_ = info.arena().region_rows();
   newest_row_ = info.arena().newest_row();
   const uint64_t message_bytes = std::max(info.limits().max_message_bytes(), 2 * kMessageOverhead) - kMessageOverhead;
   read_chunk_bytes_ = message_bytes;
   store_chunk_bytes_ = std::min(message_bytes, kMaxInlineStoreBytes);
-  if (session_->arena()->status().ok()) {
-    arena_ = session_->arena();
-    if (absl::Status status = MapViews(); !status.ok()) return client::Annotate(status, "arena");
-    if (needs.stores) store_chunk_bytes_ = staging_.size();
+  if (absl::Status mapped = MapRows(attach, needs); !mapped.ok()) return client::Annotate(mapped, "arena");
+  if (shared() && needs.stores) {
+    store_chunk_bytes_ = attach.staging_bytes() / rows_->staging_pieces() / kStagingAlignment * kStagingAlignment;
   }
   report_->shared_arena = shared();
   if (!shared() && row_bytes > store_chunk_bytes_) {
@@ -125,28 +152,43 @@ absl::Status EngineSession::Attach(const client::Client& client, const SessionNe
   return absl::OkStatus();
 }
 
-absl::Status EngineSession::MapViews() {
-  for (uint32_t layer = 0; layer < options_.layers; ++layer) {
-    for (int part = 0; part < oracle_.shape().parts(); ++part) {
-      auto view = arena_->HotPart(layer, static_cast<client::RowPart>(part));
-      if (!view.ok()) return view.status();
-      if (view->row_bytes() != oracle_.shape().part_bytes[part]) {
-        return absl::InternalError(absl::StrCat("layer ", layer, " part ", part, " has ", view->row_bytes(),
-                                                " bytes a row; ", oracle_.shape().part_bytes[part], " were asked for"));
-      }
-      hot_parts_.push_back(*view);
+absl::Status EngineSession::MapRows(const v1::AttachRequest& attach, const SessionNeeds& needs) {
+  if (options_.transfer == "inline") return absl::OkStatus();
+  std::shared_ptr<const client::Arena> arena = session_->arena();
+  const v1::Attached info = session_->info();
+  const bool local = absl::StartsWith(needs.address, "unix:");
+  if (!arena->status().ok() && local && !info.arena().cuda_ipc_handle().empty() && HasGpuRows()) {
+    // Not every process sees the GPU (CUDA_VISIBLE_DEVICES).
+    auto on_gpu = client::Arena::MapDevice(attach, info);
+    if (on_gpu.ok()) {
+      arena = *std::move(on_gpu);
+    } else {
+      std::fprintf(stderr, "stoker-replay: rows and entries go in messages: %s\n",
+                   std::string(on_gpu.status().message()).c_str());
     }
   }
-  auto staging = arena_->Staging();
-  if (!staging.ok()) return staging.status();
-  staging_ = *staging;
+  if (!arena->status().ok()) return absl::OkStatus();
+
+  RowDeviceSpec spec;
+  spec.shape = oracle_.shape();
+  for (uint32_t group = 0; group <= options_.groups; ++group) spec.group_begin.push_back(options_.GroupBegin(group));
+  spec.top_k = options_.top_k;
+  spec.hot_rows = options_.hot_rows;
+  spec.state_rows = needs.state_rows;
+  spec.max_sequence_rows = needs.max_sequence_rows;
+  spec.by_pool_row = options_.by_pool_row();
+  spec.seed = options_.seed;
+  auto rows = arena->on_device() ? MakeGpuRows(spec, arena) : HostRows::Make(spec, arena);
+  if (!rows.ok()) return rows.status();
+  rows_ = *std::move(rows);
   return absl::OkStatus();
 }
 
 absl::StatusOr<OpenSequence> EngineSession::Admit(const Request& request, const std::string& key, uint32_t max_rows) {
   admit_request_.Clear();
   v1::AdmitItem* item = admit_request_.add_items();
-  item->set_sequence_key(key);
+  // Only a sequence with a key can be opened by a second session.
+  item->set_sequence_key(finder_ != nullptr && key.empty() ? absl::StrCat(name_, ":", request.number) : key);
   item->set_prompt_rows(request.input_rows);
   item->set_max_rows(max_rows);
   for (const uint64_t id : request.hash_ids) AppendBlockHash(id, item->mutable_block_hashes());
@@ -160,39 +202,55 @@ absl::StatusOr<OpenSequence> EngineSession::Admit(const Request& request, const 
   const v1::AdmittedSequence& admitted = admit_response_.sequences(0);
   status = client::FromItem(admitted.status());
   if (!status.ok()) return client::Annotate(status, absl::StrCat("Admit of request ", request.number));
-  return OpenSequence{&request, admitted.sequence_id(), admitted.state_row(), admitted.matched_rows(),
-                      admitted.writer()};
+  const OpenSequence sequence{&request, admitted.sequence_id(), admitted.state_row(), admitted.matched_rows(),
+                              admitted.writer()};
+  if (shared()) {
+    if (status = rows_->Open(sequence); !status.ok()) return status;
+  }
+  if (finder_ != nullptr) {
+    if (status = finder_->Open(*item, sequence); !status.ok()) return status;
+  }
+  return sequence;
 }
 
 absl::Status EngineSession::Store(const OpenSequence& sequence, uint32_t first, uint32_t end) {
-  const uint64_t row_bytes = oracle_.shape().bytes();
+  const uint64_t row_bytes = uint64_t{oracle_.shape().bytes()} * options_.layers;
   const uint32_t chunk_rows =
-      static_cast<uint32_t>(std::min<uint64_t>(store_chunk_bytes_ / (row_bytes * options_.layers), kMaxSequenceRows));
-  while (first < end) {
+      static_cast<uint32_t>(std::min<uint64_t>(store_chunk_bytes_ / row_bytes, kMaxSequenceRows));
+  const uint32_t pieces = shared() ? rows_->staging_pieces() : 1;
+  const auto offset = [&](uint32_t chunk) { return chunk % pieces * store_chunk_bytes_; };
+  const auto fill = [&](uint32_t chunk, uint32_t from) {
+    return rows_->FillStaging(sequence, from, std::min(chunk_rows, end - from), offset(chunk));
+  };
+  for (uint32_t chunk = 0; first < end; ++chunk) {
     const uint32_t count = std::min(chunk_rows, end - first);
     if (store_request_.items_size() == 0) store_request_.add_items();
     v1::StoreItem* item = store_request_.mutable_items(0);
     item->mutable_range()->set_sequence_id(sequence.id);
     item->mutable_range()->set_first_row(first);
     item->mutable_range()->set_row_count(count);
-    std::byte* out;
+    absl::Status status;
     if (shared()) {
       item->set_source(v1::DATA_SOURCE_SHARED);
-      out = staging_.data();
+      item->set_staging_offset_bytes(offset(chunk));
+      // With two pieces the next one is filled while the daemon stores this one.
+      if (chunk == 0 || pieces == 1) status = fill(chunk, first);
+      if (status.ok()) status = rows_->AwaitStaging();
+      if (status.ok() && pieces > 1 && count < end - first) status = fill(chunk + 1, first + count);
+      if (!status.ok()) return status;
     } else {
       item->set_source(v1::DATA_SOURCE_INLINE);
-      item->mutable_rows()->resize(row_bytes * options_.layers * count);
-      out = reinterpret_cast<std::byte*>(item->mutable_rows()->data());
+      item->mutable_rows()->resize(row_bytes * count);
+      std::byte* out = reinterpret_cast<std::byte*>(item->mutable_rows()->data());
+      for (uint32_t layer = 0; layer < options_.layers; ++layer) {
+        out = FillRequestRows(oracle_, *sequence.request, layer, first, count, out);
+      }
     }
-    for (uint32_t layer = 0; layer < options_.layers; ++layer) {
-      out = FillRequestRows(oracle_, *sequence.request, layer, first, count, out);
-    }
-    absl::Status status =
-        Timed(report_, Call::kStore, [&] { return session_->Store(store_request_, &store_response_); });
+    status = Timed(report_, Call::kStore, [&] { return session_->Store(store_request_, &store_response_); });
     if (status.ok()) status = client::FirstError(store_response_.statuses());
     if (!status.ok()) return client::Annotate(status, absl::StrCat("request ", sequence.request->number));
     report_->stored_bytes.Add(store_response_.stored_bytes());
-    report_->stored_rows.Add(store_response_.stored_bytes() / (row_bytes * options_.layers));
+    report_->stored_rows.Add(store_response_.stored_bytes() / row_bytes);
     first += count;
   }
   return absl::OkStatus();
@@ -203,29 +261,83 @@ absl::Status EngineSession::Release(absl::Span<const uint64_t> ids) {
   release_request_.mutable_sequence_ids()->Add(ids.begin(), ids.end());
   absl::Status status =
       Timed(report_, Call::kRelease, [&] { return session_->Release(release_request_, &release_response_); });
-  return status.ok() ? client::Annotate(client::FirstError(release_response_.statuses()), "Release") : status;
+  if (status.ok()) status = client::Annotate(client::FirstError(release_response_.statuses()), "Release");
+  if (status.ok() && finder_ != nullptr) status = finder_->Release(ids);
+  return status;
 }
 
-absl::Status EngineSession::Step(const v1::StepRequest& request, v1::StepResponse* response) {
-  absl::Status status = Timed(report_, Call::kStep, [&] { return session_->Step(request, response); });
+void EngineSession::BeginStep(v1::StepRequest* request) {
+  request->set_top_k(options_.top_k);
+  request->set_source(shared() ? v1::DATA_SOURCE_SHARED : v1::DATA_SOURCE_INLINE);
+  while (request->groups_size() < static_cast<int>(options_.groups)) {
+    const int group = request->groups_size();
+    request->add_groups()->set_group(static_cast<uint32_t>(group));
+  }
+  if (shared()) return;
+  for (v1::StepGroup& group : *request->mutable_groups()) {
+    group.mutable_indices()->Resize(request->rows_size() * static_cast<int>(options_.top_k), -1);
+  }
+  batch_rows_ = static_cast<size_t>(request->rows_size());
+  if (finder_ != nullptr) positions_.resize(options_.groups * batch_rows_ * options_.top_k);
+}
+
+absl::Span<int32_t> EngineSession::Entries(v1::StepRequest* request, uint32_t group, size_t row) {
+  if (shared()) return rows_->Entries(group, row);
+  if (finder_ != nullptr) {
+    return absl::MakeSpan(positions_).subspan((group * batch_rows_ + row) * options_.top_k, options_.top_k);
+  }
+  int32_t* all = request->mutable_groups(static_cast<int>(group))->mutable_indices()->mutable_data();
+  return absl::MakeSpan(all + row * options_.top_k, options_.top_k);
+}
+
+absl::Span<const int32_t> EngineSession::HotRows(const v1::StepResponse& response, uint32_t group, size_t row) const {
+  if (shared()) return rows_->HotRows(group, row);
+  return absl::MakeConstSpan(response.groups(static_cast<int>(group)).hot_rows().data() + row * options_.top_k,
+                             options_.top_k);
+}
+
+absl::Status EngineSession::NameEntries(absl::Span<const BatchRow> batch, v1::StepRequest* request) {
+  for (size_t row = 0; row < batch.size(); ++row) {
+    const OpenSequence& sequence = *batch[row].sequence;
+    if (absl::Status status = finder_->Learn(sequence, batch[row].length - 1); !status.ok()) return status;
+    for (uint32_t group = 0; group < options_.groups; ++group) {
+      const absl::Span<int32_t> positions = Entries(request, group, row);
+      const absl::Span<int32_t> names =
+          shared()
+              ? rows_->Names(group, row)
+              : absl::MakeSpan(request->mutable_groups(static_cast<int>(group))->mutable_indices()->mutable_data() +
+                                   row * options_.top_k,
+                               options_.top_k);
+      for (size_t i = 0; i < positions.size(); ++i) {
+        names[i] = positions[i] < 0 ? -1 : finder_->PoolRow(sequence, static_cast<uint32_t>(positions[i]));
+        if (names[i] < 0) positions[i] = -1;
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status EngineSession::Step(absl::Span<const BatchRow> batch, v1::StepRequest* request,
+                                 v1::StepResponse* response) {
+  if (finder_ != nullptr) {
+    if (absl::Status status = NameEntries(batch, request); !status.ok()) return status;
+  }
+  if (shared()) {
+    absl::Status published = rows_->Publish(batch.size());
+    if (!published.ok()) return published;
+  }
+  absl::Status status = Timed(report_, Call::kStep, [&] { return session_->Step(*request, response); });
   if (status.ok()) status = client::Annotate(client::FirstError(response->statuses()), "Step");
   return status;
 }
 
 void EngineSession::WriteNewest(const OpenSequence& sequence, uint32_t position, v1::StepRow* row) {
-  const RowShape& shape = oracle_.shape();
-  const TokenIdentity token = sequence.request->Token(position);
   if (shared()) {
-    const size_t hot_row = arena_->RegionBegin(sequence.state_row) + newest_row_;
-    const int parts = shape.parts();
-    for (uint32_t layer = 0; layer < options_.layers; ++layer) {
-      const uint64_t key = RowOracle::Key(layer, token);
-      for (int part = 0; part < parts; ++part) {
-        oracle_.FillPart(key, part, hot_parts_[layer * static_cast<size_t>(parts) + part][hot_row].data());
-      }
-    }
+    rows_->WriteNewest(sequence, position);
     return;
   }
+  const RowShape& shape = oracle_.shape();
+  const TokenIdentity token = sequence.request->Token(position);
   row->mutable_newest_row()->resize(size_t{shape.bytes()} * options_.layers);
   std::byte* out = reinterpret_cast<std::byte*>(row->mutable_newest_row()->data());
   for (uint32_t layer = 0; layer < options_.layers; ++layer, out += shape.bytes()) {
@@ -233,58 +345,72 @@ void EngineSession::WriteNewest(const OpenSequence& sequence, uint32_t position,
   }
 }
 
-bool EngineSession::RowIsRight(uint32_t layer, uint64_t key, uint32_t hot_row) const {
-  const int parts = oracle_.shape().parts();
-  const client::HotPartView* views = &hot_parts_[layer * static_cast<size_t>(parts)];
-  return oracle_.CheckPart(key, 0, views[0][hot_row].data()) &&
-         (parts == 1 || oracle_.CheckPart(key, 1, views[1][hot_row].data()));
-}
-
-void EngineSession::CountWrong(const OpenSequence& sequence, uint32_t layer, int32_t position, int32_t hot_row) {
+void EngineSession::CountWrong(const OpenSequence& sequence, size_t batch_row, size_t entry, uint32_t layer,
+                               int32_t position, int32_t hot_row, absl::Span<const std::byte> bytes) {
   report_->wrong_rows.Add(1);
-  report_->SetWrongRow(absl::StrFormat("request %d, position %d, layer %d: hot row %d of state row %d",
-                                       sequence.request->number, position, layer, hot_row, sequence.state_row)
-                           .c_str());
+  if (report_->wrong_row[0] != '\0') return;
+  report_->SetWrongRow(DescribeWrongRow(oracle_, sequence, batch_row, entry, layer, position, hot_row, bytes).c_str());
 }
 
-absl::Status EngineSession::CheckRows(const OpenSequence& sequence, uint32_t group, uint32_t length,
-                                      absl::Span<const int32_t> positions, absl::Span<const int32_t> hot_rows) {
-  const uint32_t first_layer = options_.GroupBegin(group), end_layer = options_.GroupBegin(group + 1);
-  const int64_t region_begin = int64_t{sequence.state_row} * region_rows_;
-  uint64_t checked = 0;
-  read_request_.Clear();
-  read_positions_.clear();
-  for (size_t i = 0; i < positions.size(); ++i) {
-    const int32_t position = positions[i], hot_row = hot_rows[i];
-    const int64_t slot = hot_row - region_begin;
-    const bool newest = position == static_cast<int32_t>(length) - 1;
-    // An answer that cannot be right is as bad as wrong bytes: a row for no entry, none for an entry, or one of others.
-    const bool possible = position < 0 ? hot_row == -1
-                          : newest     ? slot == newest_row_
-                                       : slot >= 0 && slot < int64_t{options_.hot_rows};
-    if (!possible) {
-      CountWrong(sequence, first_layer, position, hot_row);
+absl::Status EngineSession::CheckStep(absl::Span<const BatchRow> batch, v1::StepRequest* request,
+                                      const v1::StepResponse& response) {
+  for (uint32_t group = 0; group < options_.groups; ++group) {
+    const bool there = static_cast<int>(group) < response.groups_size();
+    const v1::StepGroupResult& result =
+        there ? response.groups(static_cast<int>(group)) : v1::StepGroupResult::default_instance();
+    if (there && result.group() == group && result.counts_size() == static_cast<int>(batch.size()) &&
+        (shared() || result.hot_rows_size() == static_cast<int>(batch.size() * options_.top_k))) {
       continue;
     }
-    if (position < 0) continue;
-    checked += end_layer - first_layer;
-    if (!shared()) {
-      read_request_.mutable_hot_rows()->add_values(static_cast<uint32_t>(hot_row));
-      read_positions_.push_back(position);
-      continue;
-    }
-    const TokenIdentity token = sequence.request->Token(static_cast<uint32_t>(position));
-    for (uint32_t layer = first_layer; layer < end_layer; ++layer) {
-      if (!RowIsRight(layer, RowOracle::Key(layer, token), static_cast<uint32_t>(hot_row))) [[unlikely]] {
-        CountWrong(sequence, layer, position, hot_row);
-      }
+    return absl::InternalError(absl::StrCat("Step: group ", group, " of the reply has ", result.counts_size(),
+                                            " counts and ", result.hot_rows_size(), " hot rows for ", batch.size(),
+                                            " rows of ", options_.top_k, " entries"));
+  }
+  if (shared()) {
+    auto check = rows_->Check(batch);
+    if (!check.ok()) return check.status();
+    report_->checked_on_device.Add(check->on_device);
+    report_->checked_on_host.Add(check->on_host);
+    report_->checked_rows.Add(check->on_device > 0 ? check->on_device : check->on_host);
+    report_->wrong_rows.Add(check->wrong);
+    if (check->wrong > 0) report_->SetWrongRow(check->first_wrong.c_str());
+    return absl::OkStatus();
+  }
+  for (uint32_t group = 0; group < options_.groups; ++group) {
+    for (size_t row = 0; row < batch.size(); ++row) {
+      absl::Status status =
+          CheckInline(batch[row], row, group, Entries(request, group, row), HotRows(response, group, row));
+      if (!status.ok()) return status;
     }
   }
-  report_->checked_rows.Add(checked);
-  return read_positions_.empty() ? absl::OkStatus() : CheckThroughRead(sequence, group);
+  return absl::OkStatus();
 }
 
-absl::Status EngineSession::CheckThroughRead(const OpenSequence& sequence, uint32_t group) {
+absl::Status EngineSession::CheckInline(const BatchRow& row, size_t batch_row, uint32_t group,
+                                        absl::Span<const int32_t> positions, absl::Span<const int32_t> hot_rows) {
+  const HotRegion region{int64_t{row.sequence->state_row} * region_rows_, options_.hot_rows, newest_row_};
+  const uint32_t first_layer = options_.GroupBegin(group), end_layer = options_.GroupBegin(group + 1);
+  uint64_t checked = 0;
+  read_request_.Clear();
+  read_entries_.clear();
+  for (size_t i = 0; i < positions.size(); ++i) {
+    // An answer that cannot be right is as bad as wrong bytes: a row for no entry, none for an entry, or one of others.
+    if (!region.CanAnswer(positions[i], row.length, hot_rows[i])) {
+      CountWrong(*row.sequence, batch_row, i, first_layer, positions[i], hot_rows[i], {});
+      continue;
+    }
+    if (positions[i] < 0) continue;
+    checked += end_layer - first_layer;
+    read_request_.mutable_hot_rows()->add_values(static_cast<uint32_t>(hot_rows[i]));
+    read_entries_.push_back({positions[i], i});
+  }
+  report_->checked_rows.Add(checked);
+  report_->checked_on_host.Add(checked);
+  return read_entries_.empty() ? absl::OkStatus() : CheckThroughRead(row, batch_row, group);
+}
+
+absl::Status EngineSession::CheckThroughRead(const BatchRow& row, size_t batch_row, uint32_t group) {
+  const OpenSequence& sequence = *row.sequence;
   const uint32_t first_layer = options_.GroupBegin(group), layers = options_.GroupBegin(group + 1) - first_layer;
   const size_t row_bytes = oracle_.shape().bytes();
   const std::vector<uint32_t> hot_rows(read_request_.hot_rows().values().begin(),
@@ -306,11 +432,12 @@ absl::Status EngineSession::CheckThroughRead(const OpenSequence& sequence, uint3
     }
     const std::byte* bytes = reinterpret_cast<const std::byte*>(read_response_.rows().data());
     for (uint32_t layer = first_layer; layer < first_layer + layers; ++layer) {
-      for (size_t i = 0; i < count; ++i, bytes += row_bytes) {
-        const int32_t position = read_positions_[first + i];
+      for (size_t i = first; i < first + count; ++i, bytes += row_bytes) {
+        const auto [position, entry] = read_entries_[i];
         const uint64_t key = RowOracle::Key(layer, sequence.request->Token(static_cast<uint32_t>(position)));
-        if (!oracle_.Check(key, bytes))
-          CountWrong(sequence, layer, position, static_cast<int32_t>(hot_rows[first + i]));
+        if (oracle_.Check(key, bytes)) continue;
+        CountWrong(sequence, batch_row, entry, layer, position, static_cast<int32_t>(hot_rows[i]),
+                   absl::MakeConstSpan(bytes, row_bytes));
       }
     }
   }

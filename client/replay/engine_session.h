@@ -1,6 +1,7 @@
 // One rank's session with the daemon: the calls a mock engine makes, timed, and the row bytes that go with them.
 //
-// Rows and entries take one of two ways, chosen at Open: through the mapped arena ("shared"), or inside the messages.
+// Rows and entries take one of two ways, chosen at Open: through the mapped arena ("shared", see row_device.h), or
+// inside the messages.
 //
 // Thread safety: belongs to one thread.
 #pragma once
@@ -13,13 +14,19 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/client.h"
+#include "client/replay/block_finder.h"
 #include "client/replay/options.h"
 #include "client/replay/rank_report.h"
+#include "client/replay/row_device.h"
 #include "client/replay/row_oracle.h"
 #include "client/replay/trace.h"
 #include "client/session.h"
 
 namespace stoker::replay {
+
+// A staging area on a GPU has two pieces of this size: a call moves thousands of rows of all layers, and takes some 5
+// ms on a link of 50 GB/s.
+inline constexpr uint64_t kGpuStagingPieceBytes = uint64_t{256} << 20;
 
 // What the session needs beside the options.
 struct SessionNeeds {
@@ -29,15 +36,7 @@ struct SessionNeeds {
   uint32_t max_sequence_rows = 1;
   uint32_t pool_blocks = 1;  // blocks of options.block_rows rows
   bool stores = true;        // whether it needs a staging area
-};
-
-// A sequence that the session has open.
-struct OpenSequence {
-  const Request* request = nullptr;
-  uint64_t id = 0;
-  uint32_t state_row = 0;
-  uint32_t matched_rows = 0;
-  bool writer = true;
+  uint32_t process = 0;      // its number, by which processes take turns on several devices
 };
 
 class EngineSession {
@@ -53,19 +52,23 @@ class EngineSession {
   // Stores rows [first, end) of the sequence, as the oracle has them, in as many calls as the limits ask for.
   absl::Status Store(const OpenSequence& sequence, uint32_t first, uint32_t end);
   absl::Status Release(absl::Span<const uint64_t> ids);
-  absl::Status Step(const v1::StepRequest& request, v1::StepResponse* response);
 
+  // A step is: BeginStep, WriteNewest and Entries for each batch row, Step, CheckStep, and then HotRows.
+  //
+  // Sets source, top_k and groups, and makes room for the entries of request->rows().
+  void BeginStep(v1::StepRequest* request);
   // Writes the newest row of every layer: into the hot buffers, or, where those are not mapped, into `row`.
   void WriteNewest(const OpenSequence& sequence, uint32_t position, v1::StepRow* row);
+  // Where the top_k positions of one batch row are written, and kept until after CheckStep. With
+  // --index-space=pool_row, Step drops those whose pool rows cannot be known yet.
+  absl::Span<int32_t> Entries(v1::StepRequest* request, uint32_t group, size_t row);
+  absl::Status Step(absl::Span<const BatchRow> batch, v1::StepRequest* request, v1::StepResponse* response);
+  // Compares the hot rows of all groups with what they must hold, and counts checked and wrong rows in the report. The
+  // status is not OK only when a call fails, or the reply has not the form of the request.
+  absl::Status CheckStep(absl::Span<const BatchRow> batch, v1::StepRequest* request, const v1::StepResponse& response);
+  absl::Span<const int32_t> HotRows(const v1::StepResponse& response, uint32_t group, size_t row) const;
 
-  // Compares hot rows of one group's layers with what they must hold. Entry i names token `positions[i]`, -1 none, and
-  // the daemon answered `hot_rows[i]`. `length` is the step's. Counts checked and wrong rows in the report. The status
-  // is not OK only when a call fails.
-  absl::Status CheckRows(const OpenSequence& sequence, uint32_t group, uint32_t length,
-                         absl::Span<const int32_t> positions, absl::Span<const int32_t> hot_rows);
-
-  bool shared() const { return arena_ != nullptr; }
-  const client::Arena& arena() const { return *arena_; }
+  bool shared() const { return rows_ != nullptr; }
   uint32_t region_rows() const { return region_rows_; }
 
  private:
@@ -74,21 +77,28 @@ class EngineSession {
 
   absl::Status CreatePool(const client::Client& client, const SessionNeeds& needs);
   absl::Status Attach(const client::Client& client, const SessionNeeds& needs);
-  absl::Status MapViews();
-  bool RowIsRight(uint32_t layer, uint64_t key, uint32_t hot_row) const;
-  absl::Status CheckThroughRead(const OpenSequence& sequence, uint32_t group);
-  void CountWrong(const OpenSequence& sequence, uint32_t layer, int32_t position, int32_t hot_row);
+  // Maps the arena where the options want that and it can be had.
+  absl::Status MapRows(const v1::AttachRequest& attach, const SessionNeeds& needs);
+  // Gives every position its pool row.
+  absl::Status NameEntries(absl::Span<const BatchRow> batch, v1::StepRequest* request);
+  absl::Status CheckInline(const BatchRow& row, size_t batch_row, uint32_t group, absl::Span<const int32_t> positions,
+                           absl::Span<const int32_t> hot_rows);
+  absl::Status CheckThroughRead(const BatchRow& row, size_t batch_row, uint32_t group);
+  void CountWrong(const OpenSequence& sequence, size_t batch_row, size_t entry, uint32_t layer, int32_t position,
+                  int32_t hot_row, absl::Span<const std::byte> bytes);
 
   const Options& options_;
   RankReport* const report_;
   const RowOracle oracle_;
+  std::string name_;  // of the session
   std::unique_ptr<client::Session> session_;
-  std::shared_ptr<const client::Arena> arena_;  // null: inline
-  std::vector<client::HotPartView> hot_parts_;  // [layer][part]
-  absl::Span<std::byte> staging_;
+  std::unique_ptr<BlockFinder> finder_;  // null: entries are positions
+  std::vector<int32_t> positions_;       // inline with a finder: [group][batch row][top_k]
+  size_t batch_rows_ = 0;                // of positions_
+  std::unique_ptr<RowDevice> rows_;      // null: inline
   uint32_t region_rows_ = 0;
   uint32_t newest_row_ = 0;
-  uint64_t store_chunk_bytes_ = 0;
+  uint64_t store_chunk_bytes_ = 0;  // of a message, or of a piece of the staging area
   uint64_t read_chunk_bytes_ = 0;
 
   // Reused from call to call.
@@ -100,7 +110,11 @@ class EngineSession {
   v1::ReleaseResponse release_response_;
   v1::ReadRequest read_request_;
   v1::ReadResponse read_response_;
-  std::vector<int32_t> read_positions_;  // of read_request_'s hot rows
+  struct ReadEntry {
+    int32_t position = 0;
+    size_t entry = 0;
+  };
+  std::vector<ReadEntry> read_entries_;  // of read_request_'s hot rows
 };
 
 }  // namespace stoker::replay

@@ -13,6 +13,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "client/replay/cuda/gpu_rows.h"
+#include "client/replay/device_option.h"
 #include "client/replay/trace.h"
 
 namespace stoker::replay {
@@ -67,6 +69,10 @@ const std::vector<OptionGroup>& Table() {
             "Program of the private daemon. Empty: the stokerd beside this program."},
            {"pool", Text{&Options::pool},
             "Name of the pool. It is created when it is absent, and then deleted at the end."},
+           {"device", Text{&Options::device},
+            "Where hot buffers are, and rows are made and checked: auto, cpu, cuda, cuda:N, cuda:GPU-UUID, cuda:all or "
+            "a list. The private daemon gets it as its own --device; of a running one it chooses among its devices "
+            "(cuda:N: its GPU number N). Engine processes take turns on several."},
        }},
       {"Requests",
        {
@@ -91,7 +97,7 @@ const std::vector<OptionGroup>& Table() {
             "Processes of one engine (tensor parallelism). All open the same sequences; the first one stores rows."},
            {"transfer", Choice{&Options::transfer, {"auto", "shared", "inline"}},
             "How rows and entries reach the daemon: through the session's memory, or inside the messages. auto: shared "
-            "where the memory can be mapped."},
+            "where the memory, the host's or a GPU's, can be mapped."},
        }},
       {"Model",
        {
@@ -109,6 +115,10 @@ const std::vector<OptionGroup>& Table() {
            {"top-k", Number{&Options::top_k, 1, 8192}, "Entries of a sequence, step and group."},
            {"hot-rows", Number{&Options::hot_rows, 0, 32768},
             "Rows of a hot buffer, at least --top-k. 0: twice --top-k."},
+           {"index-space", Choice{&Options::index_space, {"position", "pool_row"}},
+            "What entries name. pool_row: a second session of each process finds out the blocks of its sequences; "
+            "entries "
+            "in a block that is not known yet are left out."},
            {"workload-model", Choice{&Options::workload_model, {"realistic", "drift", "fresh", "resident"}},
             "Which tokens are selected. realistic: published LRU miss rates, O(tokens) a step; drift: O(top_k) a step; "
             "fresh: none again before all others; resident: a random half of twice --top-k. Default: drift for "
@@ -230,6 +240,9 @@ absl::Status ChooseAction(Options& o) {
   if (!o.dump_slots.empty() && o.workload.empty()) return Conflict("--dump-slots needs --workload");
   if (!o.write_trace.empty() && !o.trace.empty()) return Conflict("--write-trace and --trace exclude each other");
   const bool one_process = o.action == Options::Action::kPrefixOnly || o.action == Options::Action::kDriveWorkload;
+  if (one_process && o.by_pool_row()) {
+    return Conflict(absl::StrCat(chosen, " and --index-space pool_row exclude each other"));
+  }
   if (one_process && (o.engines != 1 || o.ranks != 1)) {
     return Conflict(absl::StrCat(chosen, " runs in one process: --engines is ", o.engines, ", --ranks is ", o.ranks,
                                  "; both must be 1"));
@@ -261,10 +274,21 @@ absl::Status CompleteRows(Options& o) {
   return absl::OkStatus();
 }
 
+absl::Status CheckDevice(const Options& o) {
+  if (absl::Status form = CheckDeviceForm(o.device); !form.ok()) return BadValue("device", o.device, form.message());
+  // The daemon beside this program is of the same build. A running one may have GPUs all the same, but not share their
+  // memory with this one.
+  if (!NamesGpu(o.device) || HasGpuRows() || (!o.server.empty() && o.transfer != "shared")) return absl::OkStatus();
+  return BadValue("device", o.device,
+                  "auto or cpu: this build of stoker-replay has no CUDA (a running daemon's GPUs can be had with "
+                  "--server and --transfer inline)");
+}
+
 // Fills in the defaults that depend on other options, and checks what must hold between them.
 absl::Status Complete(Options& o) {
   if (absl::Status status = ChooseAction(o); !status.ok()) return status;
   if (absl::Status status = CompleteRows(o); !status.ok()) return status;
+  if (absl::Status status = CheckDevice(o); !status.ok()) return status;
   if (o.groups > o.layers) {
     return BadValue("groups", absl::StrCat(o.groups), absl::StrCat("at most --layers, ", o.layers));
   }

@@ -32,6 +32,7 @@ struct Options {
   std::string server;
   std::string stokerd;
   std::string pool = "replay";
+  std::string device = "auto";
   // Requests.
   std::string trace;
   uint32_t requests = 0;
@@ -51,6 +52,7 @@ struct Options {
   uint32_t v_row_bytes = 0;
   uint32_t top_k = 64;
   uint32_t hot_rows = 0;
+  std::string index_space = "position";
   std::string workload_model;
   uint32_t drift_percent = 100;
   uint32_t white_percent = 100;
@@ -73,6 +75,7 @@ struct Options {
 
   // What follows from the above.
   RowShape row_shape() const;
+  bool by_pool_row() const { return index_space == "pool_row"; }
   ModelKind model() const;
   ScoreNoise noise() const {
     return {static_cast<float>(drift_percent) / 100, static_cast<float>(white_percent) / 100};

@@ -5,16 +5,9 @@
 
 #include <cstdint>
 
+#include "client/replay/row_words.h"
+
 namespace stoker::replay {
-
-inline constexpr uint64_t kGoldenGamma = 0x9e3779b97f4a7c15;
-
-// A bijection of 64-bit words in which every input bit reaches every output bit (the finalizer of SplitMix64).
-constexpr uint64_t Mix64(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
 
 // Generates SplitMix64: one addition and one Mix64 a word, any seed is good.
 class Random {

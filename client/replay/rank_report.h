@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <string>
 
 #include "absl/status/status.h"
 #include "client/replay/latency_histogram.h"
@@ -29,6 +30,7 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free, "shared between proces
 struct RankReport {
   // Keeps the first failure.
   void SetError(const absl::Status& status);
+  void SetDevice(const std::string& name);
   // Keeps the first wrong row.
   void SetWrongRow(const char* text);
 
@@ -48,16 +50,19 @@ struct RankReport {
   Counter steps;
   Counter gathered_bytes;
   Counter hot, newest, resident, miss, duplicate, invalid;
-  Counter checked_rows;
+  Counter checked_rows;       // each once, wherever it was compared
+  Counter checked_on_device;  // by a kernel
+  Counter checked_on_host;    // by the host's oracle: a sample of what a kernel compared, or all
   Counter wrong_rows;
 
   LatencyHistogram calls[kCalls];
   bool created_pool = false;
   bool shared_arena = false;
+  char device[64] = {};  // of the session: "cpu" or a UUID
   bool failed = false;
   bool peer_gone = false;  // failed because another rank had ended
   char error[1024] = {};
-  char wrong_row[256] = {};
+  char wrong_row[320] = {};
 };
 
 }  // namespace stoker::replay

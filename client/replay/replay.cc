@@ -148,6 +148,24 @@ using PlanBody =
     std::function<absl::Status(const ReplayPlan& plan, uint32_t engine, uint32_t rank, FollowerLinks followers,
                                std::optional<LeaderLink> leader, RankReport* report)>;
 
+// What the private daemon must be told to have room for the sessions, and on the right device.
+std::vector<std::string> DaemonFlags(const ReplayPlan& plan) {
+  constexpr uint64_t kDefaultHotBytes = uint64_t{4} << 30;  // of --max-hot-bytes
+  const Options& o = plan.options;
+  const uint64_t state_rows = o.action == Options::Action::kReplay       ? o.concurrency
+                              : o.action == Options::Action::kPrefixOnly ? 1
+                                                                         : plan.requests.size();
+  const uint64_t region_rows = (o.hot_rows + o.block_rows - 1) / o.block_rows * o.block_rows + o.block_rows;
+  const uint64_t rows = state_rows * region_rows * o.layers * o.row_shape().bytes();
+  const uint64_t mailbox = state_rows * o.groups * o.top_k * 2 * sizeof(int32_t);
+  // A tenth for padding and the state that goes with the rows.
+  const uint64_t sessions = uint64_t{o.engines} * o.ranks;
+  const uint64_t bytes = sessions * ((rows + mailbox) / 10 * 11 + 2 * kGpuStagingPieceBytes);
+  std::vector<std::string> flags = {absl::StrCat("--device=", o.device)};
+  if (bytes > kDefaultHotBytes) flags.push_back(absl::StrCat("--max-hot-bytes=", bytes));
+  return flags;
+}
+
 // Finds or starts the daemon, runs the processes, stops or tidies up the daemon, prints the result.
 int RunWithDaemon(ReplayPlan plan, const PlanBody& body) {
   struct sigaction action = {};
@@ -157,7 +175,7 @@ int RunWithDaemon(ReplayPlan plan, const PlanBody& body) {
 
   std::unique_ptr<DaemonProcess> daemon;
   if (plan.options.server.empty()) {
-    auto started = DaemonProcess::Start(plan.options.stokerd);
+    auto started = DaemonProcess::Start(plan.options.stokerd, DaemonFlags(plan));
     if (!started.ok()) return Fail(kExitFailed, started.status());
     daemon = *std::move(started);
     plan.address = daemon->address();
@@ -171,6 +189,7 @@ int RunWithDaemon(ReplayPlan plan, const PlanBody& body) {
   ReplayResult result;
   result.row_bytes = uint64_t{plan.options.row_shape().bytes()} * plan.options.layers;
   result.distinct_rows = DistinctRows(plan.requests, !plan.options.prefix_only);
+  result.index_space = plan.options.index_space;
   result.workload_model = plan.options.workload_model;
   const absl::Status status = RunProcesses(
       plan,

@@ -4,6 +4,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
@@ -12,12 +13,31 @@ namespace stoker::replay {
 namespace {
 
 constexpr Counter RankReport::*kCounters[] = {
-    &RankReport::requests,      &RankReport::input_rows,     &RankReport::output_rows,  &RankReport::matched_rows,
-    &RankReport::prefix_blocks, &RankReport::matched_blocks, &RankReport::stored_rows,  &RankReport::unique_rows,
-    &RankReport::stored_bytes,  &RankReport::waits,          &RankReport::steps,        &RankReport::gathered_bytes,
-    &RankReport::hot,           &RankReport::newest,         &RankReport::resident,     &RankReport::miss,
-    &RankReport::duplicate,     &RankReport::invalid,        &RankReport::checked_rows, &RankReport::wrong_rows,
+    &RankReport::requests,
+    &RankReport::input_rows,
+    &RankReport::output_rows,
+    &RankReport::matched_rows,
+    &RankReport::prefix_blocks,
+    &RankReport::matched_blocks,
+    &RankReport::stored_rows,
+    &RankReport::unique_rows,
+    &RankReport::stored_bytes,
+    &RankReport::waits,
+    &RankReport::steps,
+    &RankReport::gathered_bytes,
+    &RankReport::hot,
+    &RankReport::newest,
+    &RankReport::resident,
+    &RankReport::miss,
+    &RankReport::duplicate,
+    &RankReport::invalid,
+    &RankReport::checked_rows,
+    &RankReport::wrong_rows,
+    &RankReport::checked_on_device,
+    &RankReport::checked_on_host,
 };
+
+constexpr absl::string_view kAndOthers = " and others";
 
 }  // namespace
 
@@ -27,6 +47,13 @@ void AddReport(const RankReport& report, RankReport* totals) {
   totals->created_pool |= report.created_pool;
   totals->shared_arena |= report.shared_arena;
   totals->SetWrongRow(report.wrong_row);
+  // Ranks may be on different devices: the one of several, with a mark.
+  const std::string device = report.device, before = totals->device;
+  if (before.empty()) {
+    totals->SetDevice(device);
+  } else if (!device.empty() && before != device && !absl::EndsWith(before, kAndOthers)) {
+    totals->SetDevice(absl::StrCat(before, kAndOthers));
+  }
 }
 
 uint64_t DistinctRows(const std::vector<Request>& requests, bool with_outputs) {
@@ -97,7 +124,13 @@ std::string FormatTable(const ReplayResult& result) {
                        per_second(totals.steps.get()), totals.shared_arena ? "in shared memory" : "in messages"));
   line("time", absl::StrFormat("%.1f s, %.0f tokens a second, %.0f decoded", result.seconds, per_second(tokens),
                                per_second(totals.output_rows.get())));
-  line("rows checked", FormatCount(totals.checked_rows.get()));
+  line("device", totals.device);
+  line("rows checked",
+       FormatCount(totals.checked_rows.get()) + (totals.checked_on_device.get() == 0
+                                                     ? ""
+                                                     : absl::StrFormat(" (%s on the device, %s of them on the host)",
+                                                                       FormatCount(totals.checked_on_device.get()),
+                                                                       FormatCount(totals.checked_on_host.get()))));
   line("wrong rows", FormatCount(totals.wrong_rows.get()));
   if (totals.wrong_row[0] != '\0') line("first wrong row", totals.wrong_row);
 
@@ -126,7 +159,10 @@ std::string FormatJson(const ReplayResult& result) {
   real("prefix_hit_ratio", result.prefix_hit_ratio());
   real("prefix_token_hit_ratio", result.prefix_token_hit_ratio());
   real("hot_hit_ratio", result.hot_hit_ratio());
+  field("device", absl::StrCat("\"", totals.device, "\""));
   count("checked_rows", totals.checked_rows.get());
+  count("checked_rows_device", totals.checked_on_device.get());
+  count("checked_rows_host", totals.checked_on_host.get());
   count("wrong_rows", totals.wrong_rows.get());
   count("stored_rows", totals.stored_rows.get());
   count("unique_rows", totals.unique_rows.get());
@@ -142,6 +178,7 @@ std::string FormatJson(const ReplayResult& result) {
   count("gathered_bytes", totals.gathered_bytes.get());
   count("waits", totals.waits.get());
   field("shared_memory", totals.shared_arena ? "true" : "false");
+  field("index_space", absl::StrCat("\"", result.index_space, "\""));
   field("workload_model", absl::StrCat("\"", result.workload_model, "\""));
   for (int call = 0; call < kCalls; ++call) {
     const LatencyHistogram& histogram = totals.calls[call];

@@ -29,6 +29,7 @@ struct ReplayResult {
   uint64_t row_bytes = 0;  // of all layers
   // The fewest rows that a pool with room for everything can get along with.
   uint64_t distinct_rows = 0;
+  std::string index_space;
   std::string workload_model;
 };
 

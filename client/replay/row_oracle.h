@@ -11,6 +11,8 @@
 //     4-byte rows are equal with a probability of 2^-32.
 //  3. Every part of a row is a stream of its own, so that a layout with two parts can be filled part by part.
 //
+// The arithmetic is in row_words.h, which kernels share.
+//
 // Thread safety: immutable.
 #pragma once
 
@@ -18,12 +20,10 @@
 #include <cstdint>
 #include <cstring>
 
-#include "client/replay/random.h"
+#include "client/replay/row_words.h"
 
 namespace stoker::replay {
 
-// Tokens of one content hash: the unit in which traces name prefixes.
-inline constexpr uint32_t kPrefixBlockRows = 512;
 inline constexpr uint64_t kMaxHashId = (uint64_t{1} << 44) - 1;
 inline constexpr uint32_t kMaxRequestNumber = (uint32_t{1} << 28) - 1;
 inline constexpr uint32_t kMaxPosition = (uint32_t{1} << 24) - 1;
@@ -33,12 +33,10 @@ inline constexpr uint32_t kMaxLayers = 1024;
 // consecutive values.
 struct TokenIdentity {
   // A token of the block that `hash_id` names: equal in all requests that have the block.
-  static constexpr TokenIdentity Shared(uint64_t hash_id, uint32_t offset) {
-    return {hash_id * kPrefixBlockRows + offset};
-  }
+  static constexpr TokenIdentity Shared(uint64_t hash_id, uint32_t offset) { return {SharedToken(hash_id, offset)}; }
   // A token that only this request has.
   static constexpr TokenIdentity Private(uint32_t request, uint32_t position) {
-    return {(uint64_t{1} << 53) | uint64_t{request} << 24 | position};
+    return {PrivateToken(request, position)};
   }
 
   uint64_t value = 0;  // below 2^54
@@ -61,17 +59,15 @@ class RowOracle {
   const RowShape& shape() const { return shape_; }
 
   // The key of a row: everything else follows from it.
-  static uint64_t Key(uint32_t layer, TokenIdentity token) {
-    return Mix64((uint64_t{layer} << 54 | token.value) * kGoldenGamma);
-  }
+  static uint64_t Key(uint32_t layer, TokenIdentity token) { return RowKey(layer, token.value); }
 
   // Writes one part of a row.
   void FillPart(uint64_t key, int part, std::byte* out) const {
-    FillStream(key ^ kPartSalt[part], shape_.part_bytes[part], out);
+    FillStream(RowStream(key, part), shape_.part_bytes[part], out);
   }
   // Whether `bytes` are that part of the row.
   bool CheckPart(uint64_t key, int part, const std::byte* bytes) const {
-    return CheckStream(key ^ kPartSalt[part], shape_.part_bytes[part], bytes);
+    return CheckStream(RowStream(key, part), shape_.part_bytes[part], bytes);
   }
 
   // Writes and compares whole rows as messages carry them: the parts one after the other.
@@ -91,40 +87,30 @@ class RowOracle {
   }
 
  private:
-  static constexpr uint64_t kPartSalt[2] = {0, 0xd1b54a32d192ed03};
-
-  // Word i of a stream. One multiplication is enough behind a mixed key, and makes long rows fast: 8 bytes take two
-  // cycles without vector instructions, less where the compiler has a 64-bit vector multiplication.
-  static uint64_t Word(uint64_t key, uint64_t i) {
-    uint64_t x = key + i * kGoldenGamma;
-    x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93;
-    return x ^ (x >> 32);
-  }
-
-  static void FillStream(uint64_t key, uint32_t bytes, std::byte* out) {
+  static void FillStream(uint64_t stream, uint32_t bytes, std::byte* out) {
     const uint32_t words = bytes / 8;
     for (uint32_t i = 0; i < words; ++i) {
-      const uint64_t word = Word(key, i);
+      const uint64_t word = RowWord(stream, i);
       std::memcpy(out + i * size_t{8}, &word, 8);
     }
     if (bytes % 8 != 0) {
-      const uint64_t word = Word(key, words);
+      const uint64_t word = RowWord(stream, words);
       std::memcpy(out + words * size_t{8}, &word, 4);
     }
   }
 
-  static bool CheckStream(uint64_t key, uint32_t bytes, const std::byte* in) {
+  static bool CheckStream(uint64_t stream, uint32_t bytes, const std::byte* in) {
     const uint32_t words = bytes / 8;
     uint64_t difference = 0;
     for (uint32_t i = 0; i < words; ++i) {
       uint64_t word;
       std::memcpy(&word, in + i * size_t{8}, 8);
-      difference |= word ^ Word(key, i);
+      difference |= word ^ RowWord(stream, i);
     }
     if (bytes % 8 != 0) {
       uint32_t half;
       std::memcpy(&half, in + words * size_t{8}, 4);
-      difference |= half ^ static_cast<uint32_t>(Word(key, words));
+      difference |= half ^ static_cast<uint32_t>(RowWord(stream, words));
     }
     return difference == 0;
   }

@@ -22,15 +22,11 @@ inline constexpr uint32_t kMaxSequenceRows = uint32_t{1} << 24;
 inline constexpr uint64_t kMaxTimestampMs = uint64_t{1} << 53;
 
 struct Request {
+  RequestTokens tokens() const { return {hash_ids.data(), static_cast<uint32_t>(hash_ids.size()), input_rows, number}; }
   // Whether a hash id names the block of this input position.
-  bool HasHash(uint32_t position) const {
-    return position < input_rows && position / kPrefixBlockRows < hash_ids.size();
-  }
+  bool HasHash(uint32_t position) const { return tokens().HasHash(position); }
   // Who the token at `position` is; output tokens are the request's own.
-  TokenIdentity Token(uint32_t position) const {
-    return HasHash(position) ? TokenIdentity::Shared(hash_ids[position / kPrefixBlockRows], position % kPrefixBlockRows)
-                             : TokenIdentity::Private(number, position);
-  }
+  TokenIdentity Token(uint32_t position) const { return {tokens()[position]}; }
   uint32_t total_rows() const { return input_rows + output_rows; }
   // Blocks of the input, the partial one at the end counted as one.
   uint32_t prefix_blocks() const { return (input_rows + kPrefixBlockRows - 1) / kPrefixBlockRows; }

@@ -28,8 +28,7 @@ class WorkloadDriver {
   EngineSession& session_;
   RankReport& report_;
   std::vector<OpenSequence> sequences_;
-  client::MatrixView<int32_t> indices_;
-  client::MatrixView<const int32_t> hot_rows_;
+  std::vector<BatchRow> batch_;
   v1::StepRequest request_;
   v1::StepResponse response_;
   SlotDump dump_;
@@ -57,18 +56,9 @@ absl::Status WorkloadDriver::Run() {
     v1::StepRow* row = request_.add_rows();
     row->set_sequence_id(sequence.id);
     row->set_length(workload_.context);
+    batch_.push_back({&sequence, workload_.context});
   }
-  request_.add_groups()->set_group(0);
-  request_.set_top_k(workload_.top_k);
-  request_.set_source(session_.shared() ? v1::DATA_SOURCE_SHARED : v1::DATA_SOURCE_INLINE);
-  if (session_.shared()) {
-    auto indices = session_.arena().Indices(0);
-    if (!indices.ok()) return indices.status();
-    auto hot_rows = session_.arena().HotRows(0);
-    if (!hot_rows.ok()) return hot_rows.status();
-    indices_ = *indices;
-    hot_rows_ = *hot_rows;
-  }
+  session_.BeginStep(&request_);
   for (uint32_t step = 0; step < workload_.steps; ++step) {
     if (absl::Status status = Step(step); !status.ok()) return status;
   }
@@ -76,25 +66,14 @@ absl::Status WorkloadDriver::Run() {
 }
 
 absl::Status WorkloadDriver::Step(uint32_t step) {
-  const uint32_t top_k = workload_.top_k;
-  auto* inline_indices = request_.mutable_groups(0)->mutable_indices();
-  inline_indices->Clear();
   for (uint32_t r = 0; r < workload_.rows; ++r) {
     const absl::Span<const int32_t> entries = workload_.Entries(step, r);
-    if (session_.shared()) {
-      std::copy(entries.begin(), entries.end(), indices_[r].begin());
-    } else {
-      inline_indices->Add(entries.begin(), entries.end());
-    }
+    std::copy(entries.begin(), entries.end(), session_.Entries(&request_, 0, r).begin());
   }
-  if (absl::Status status = session_.Step(request_, &response_); !status.ok()) return status;
-  if (response_.groups_size() != 1 || response_.groups(0).counts_size() != static_cast<int>(workload_.rows) ||
-      (!session_.shared() && response_.groups(0).hot_rows_size() != static_cast<int>(workload_.rows * top_k))) {
-    return absl::InternalError(absl::StrCat("Step ", step, ": the reply has not one count for each of ", workload_.rows,
-                                            " rows and one hot row for each entry"));
-  }
+  if (absl::Status status = session_.Step(batch_, &request_, &response_); !status.ok()) return status;
   report_.steps.Add(1);
   report_.gathered_bytes.Add(response_.gathered_bytes());
+  if (absl::Status status = session_.CheckStep(batch_, &request_, response_); !status.ok()) return status;
   for (uint32_t r = 0; r < workload_.rows; ++r) {
     const v1::LookupCounts& counts = response_.groups(0).counts(static_cast<int>(r));
     report_.hot.Add(counts.hot());
@@ -102,16 +81,11 @@ absl::Status WorkloadDriver::Step(uint32_t step) {
     report_.miss.Add(counts.miss());
     report_.duplicate.Add(counts.duplicate());
     report_.invalid.Add(counts.invalid());
-    const absl::Span<const int32_t> hot_rows =
-        session_.shared() ? hot_rows_[r].first(top_k)
-                          : absl::MakeConstSpan(response_.groups(0).hot_rows().data() + size_t{r} * top_k, top_k);
     const int64_t region_begin = int64_t{sequences_[r].state_row} * session_.region_rows();
-    for (const int32_t hot_row : hot_rows) {
+    for (const int32_t hot_row : session_.HotRows(response_, 0, r)) {
       dump_.slots.push_back(static_cast<int16_t>(hot_row < 0 ? -1 : hot_row - region_begin));
     }
     dump_.misses.push_back(static_cast<int32_t>(counts.miss()));
-    absl::Status status = session_.CheckRows(sequences_[r], 0, workload_.context, workload_.Entries(step, r), hot_rows);
-    if (!status.ok()) return status;
   }
   return absl::OkStatus();
 }

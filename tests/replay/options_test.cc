@@ -6,9 +6,12 @@
 #include <string>
 #include <vector>
 
+#include "client/replay/cuda/gpu_rows.h"
+
 namespace stoker::replay {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 absl::StatusOr<Options> Parse(const std::vector<const char*>& arguments) { return ParseOptions(arguments); }
@@ -93,6 +96,11 @@ TEST(OptionsTest, ErrorsNameOptionValueAndLimit) {
       {{"--prefix-only", "--workload=w"}, "--prefix-only and --workload exclude each other"},
       {{"--prefix-only", "--engines=2"}, "--prefix-only runs in one process: --engines is 2"},
       {{"--workload=w", "--ranks=2"}, "--workload runs in one process"},
+      {{"--index-space=rows"}, "--index-space is \"rows\"; it must be position, pool_row"},
+      {{"--prefix-only", "--index-space=pool_row"}, "--prefix-only and --index-space pool_row exclude each other"},
+      {{"--device=gpu"}, "--device is \"gpu\"; it must be auto, cpu, cuda, cuda:N"},
+      {{"--device=cuda,cpu"}, "--device is \"cuda,cpu\"; it must be auto"},
+      {{"--device="}, "--device is \"\""},
       {{"--dump-slots=d"}, "--dump-slots needs --workload"},
       {{"--write-trace=t", "--trace=u"}, "--write-trace and --trace exclude each other"},
   };
@@ -103,13 +111,28 @@ TEST(OptionsTest, ErrorsNameOptionValueAndLimit) {
   }
 }
 
+TEST(OptionsTest, ADeviceNeedsABuildThatHasIt) {
+  EXPECT_EQ(Parse({})->device, "auto");
+  EXPECT_EQ(Parse({"--device=cpu"})->device, "cpu");
+  for (const std::vector<const char*>& arguments : std::vector<std::vector<const char*>>{
+           {"--device=cuda"}, {"--device", "cuda:1"}, {"--device=cuda", "--server=s", "--transfer=shared"}}) {
+    const auto options = Parse(arguments);
+    EXPECT_EQ(options.ok(), HasGpuRows());
+    if (HasGpuRows()) continue;
+    EXPECT_THAT(std::string(options.status().message()),
+                AllOf(HasSubstr("--device is \"cuda"), HasSubstr("this build of stoker-replay has no CUDA")));
+  }
+  // A running daemon's GPU, with everything in messages.
+  EXPECT_EQ(Parse({"--device=cuda:0", "--server=host:1", "--transfer=inline"})->device, "cuda:0");
+}
+
 TEST(OptionsTest, HelpHasEveryOptionAndNoLongLine) {
   const std::string help = OptionsHelp();
   for (const char* name :
        {"server",         "trace",      "requests",    "concurrency",    "engines",  "ranks",      "layers",
         "groups",         "row-layout", "row-bytes",   "v-row-bytes",    "top-k",    "hot-rows",   "pool-blocks",
         "time-scale",     "seed",       "json",        "write-workload", "workload", "dump-slots", "prefix-only",
-        "workload-model", "transfer",   "write-trace", "stokerd"}) {
+        "workload-model", "transfer",   "write-trace", "stokerd",        "device",   "index-space"}) {
     EXPECT_THAT(help, HasSubstr(std::string("  --") + name)) << name;
   }
   for (size_t begin = 0; begin < help.size();) {

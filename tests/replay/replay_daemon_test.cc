@@ -115,6 +115,9 @@ TEST_F(ReplayServerTest, WrongBytesAreFound) {
     EXPECT_GT(run.number("wrong_rows"), 0);
     EXPECT_LT(run.number("wrong_rows"), run.number("checked_rows"));
     EXPECT_THAT(run.output, HasSubstr("first wrong row    request 0, position "));
+    EXPECT_THAT(run.output, HasSubstr(" is 78787878, must be "));
+    const bool by_kernel = std::string(transfer) == "shared" && system_test::TestDevice() != "cpu";
+    EXPECT_EQ(run.number("checked_rows_device"), by_kernel ? run.number("checked_rows") : 0);
   }
 }
 
@@ -179,6 +182,13 @@ TEST(ReplayPrivateDaemonTest, NoSuchProgram) {
   const ReplayRun broken = Replay({"--stokerd=/bin/false"});
   EXPECT_EQ(broken.status, 3);
   EXPECT_THAT(broken.output, HasSubstr("stokerd ended with exit status 1 while starting"));
+}
+
+TEST_F(ReplayServerTest, ADeviceThatTheDaemonDoesNotHave) {
+  const std::string device = system_test::TestDevice() == "cpu" ? "cuda" : "cpu";
+  const ReplayRun run = Replay(Options({"--requests=1", "--transfer=inline", "--device", device}));
+  EXPECT_EQ(run.status, 3);
+  EXPECT_THAT(run.output, HasSubstr(absl::StrCat("--device is \"", device, "\"; the daemon has ")));
 }
 
 TEST(ReplayUsageTest, ExitStatusTwo) {

@@ -4,13 +4,23 @@
 #include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
+#include "tests/system/daemon_fixture.h"
+
 namespace stoker::replay {
 
 using system_test::RunToEnd;
 using system_test::TemporaryFolder;
 
-std::string ReplayPath() { return STOKER_REPLAY_PATH; }
-std::string StokerdPath() { return STOKERD_PATH; }
+std::string ReplayPath() {
+  const char* other = std::getenv("STOKER_TEST_REPLAY");
+  return other == nullptr ? STOKER_REPLAY_PATH : other;
+}
+std::string StokerdPath() {
+  const char* other = std::getenv("STOKER_TEST_DAEMON");
+  return other == nullptr ? STOKERD_PATH : other;
+}
 std::string BundledTracePath() { return BUNDLED_TRACE_PATH; }
 
 double ReplayRun::number(const std::string& name) const {
@@ -24,7 +34,8 @@ double ReplayRun::number(const std::string& name) const {
 
 ReplayRun Replay(std::vector<std::string> options, absl::Duration timeout) {
   const TemporaryFolder folder;
-  options.insert(options.begin(), {ReplayPath(), "--json", "--progress=none", "--stokerd", StokerdPath()});
+  options.insert(options.begin(), {ReplayPath(), "--json", "--progress=none", "--stokerd", StokerdPath(), "--device",
+                                   system_test::TestDevice()});
   const system_test::Finished finished = RunToEnd(options, folder, timeout);
   ReplayRun run;
   run.status = finished.status;

@@ -13,6 +13,7 @@
 
 namespace stoker::replay {
 
+// Paths of the programs, from CMake; the environment variables STOKER_TEST_REPLAY and STOKER_TEST_DAEMON name others.
 std::string ReplayPath();
 std::string StokerdPath();
 // The trace that comes with the sources.
@@ -27,7 +28,7 @@ struct ReplayRun {
   google::protobuf::Struct json;
 };
 
-// Runs stoker-replay with --json and --progress=none to its end.
+// Runs stoker-replay with --json and --progress=none to its end, on the device of TestDevice().
 ReplayRun Replay(std::vector<std::string> options, absl::Duration timeout = absl::Seconds(120));
 
 // A run that must be right: exit status 0, rows checked and none of them wrong, and every row stored that had to be,

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/replay/trace.h"
 #include "tests/replay/replay_run.h"
+#include "tests/system/daemon_fixture.h"
 
 namespace stoker::replay {
 namespace {
@@ -38,6 +39,12 @@ TEST(ReplayTest, GeneratedRequests) {
   EXPECT_EQ(run.number("checked_rows"),
             run.number("lookups_hot") + run.number("lookups_miss") + run.number("lookups_newest"));
   EXPECT_EQ(run.json.fields().at("shared_memory").bool_value(), true);
+  // By the host, or by a kernel and a sample of them by the host.
+  const bool on_gpu = system_test::TestDevice() != "cpu";
+  EXPECT_EQ(run.json.fields().at("device").string_value() == "cpu", !on_gpu);
+  EXPECT_EQ(run.number("checked_rows_device"), on_gpu ? run.number("checked_rows") : 0);
+  EXPECT_EQ(run.number("checked_rows_host") == run.number("checked_rows"), !on_gpu);
+  EXPECT_GT(run.number("checked_rows_host"), 0);
   EXPECT_THAT(run.output, HasSubstr("scrape http://127.0.0.1:"));
   EXPECT_THAT(run.output, HasSubstr("wrong rows         0\n"));
 }
@@ -54,19 +61,20 @@ TEST(ReplayTest, BytesInMessagesGiveTheSameLookups) {
   }
 }
 
-using LayoutAndTransfer = std::tuple<std::string, std::string>;
-class EachLayoutTest : public ::testing::TestWithParam<LayoutAndTransfer> {};
+using Case = std::tuple<std::string, std::string, std::string>;
+class EachLayoutTest : public ::testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(Layouts, EachLayoutTest,
                          ::testing::Combine(::testing::Values("--row-layout=linear --row-bytes=656",
                                                               "--row-layout=linear --row-bytes=20",
                                                               "--row-layout=split_kv --row-bytes=128 --v-row-bytes=64",
                                                               "--row-layout=dsv4_paged"),
-                                            ::testing::Values("shared", "inline")));
+                                            ::testing::Values("shared", "inline"),
+                                            ::testing::Values("position", "pool_row")));
 
 TEST_P(EachLayoutTest, TwoEnginesStoreRowsOnce) {
-  const auto& [layout, transfer] = GetParam();
-  std::vector<std::string> options =
-      Small({"--layers=4", "--groups=2", "--engines=2", "--concurrency=6", "--transfer", transfer});
+  const auto& [layout, transfer, index_space] = GetParam();
+  std::vector<std::string> options = Small({"--layers=4", "--groups=2", "--engines=2", "--concurrency=6", "--transfer",
+                                            transfer, "--index-space", index_space});
   const size_t space = layout.find(' ');
   options.push_back(layout.substr(0, space));
   for (size_t begin = space; begin != std::string::npos;) {
@@ -76,6 +84,9 @@ TEST_P(EachLayoutTest, TwoEnginesStoreRowsOnce) {
   }
   const ReplayRun run = ReplayWell(options);
   EXPECT_EQ(run.number("requests"), 30);
+  EXPECT_EQ(run.json.fields().at("index_space").string_value(), index_space);
+  EXPECT_EQ(run.number("lookups_invalid"), 0);
+  EXPECT_GT(run.number("lookups_newest"), 0);
   EXPECT_GT(run.number("prefix_hit_ratio"), 0.1);
   // Each prefix block by one of the two engines, and by nobody a second time.
   EXPECT_EQ(run.number("stored_rows"), run.number("distinct_rows"));
@@ -92,6 +103,20 @@ TEST(ReplayTest, RanksShareSequencesAndCheckTheirOwnHotBuffers) {
   EXPECT_EQ(three.number("stored_rows"), three.number("distinct_rows"));
   EXPECT_EQ(three.number("checked_rows"), 3 * one.number("checked_rows"));
   EXPECT_EQ(three.number("lookups_miss"), 3 * one.number("lookups_miss"));
+}
+
+TEST(ReplayTest, PoolRowsOfAllRanks) {
+  const ReplayRun run = ReplayWell(Small({"--engines=2", "--ranks=2", "--concurrency=4", "--layers=2",
+                                          "--index-space=pool_row", "--block-rows=16", "--output-length=100"}));
+  EXPECT_EQ(run.number("stored_rows"), run.number("distinct_rows"));
+  EXPECT_EQ(run.number("lookups_invalid"), 0);
+  // What is left out for not being known yet is little.
+  const ReplayRun by_position = ReplayWell(
+      Small({"--engines=2", "--ranks=2", "--concurrency=4", "--layers=2", "--block-rows=16", "--output-length=100"}));
+  EXPECT_GT(run.number("checked_rows"), 0.9 * by_position.number("checked_rows"));
+  EXPECT_LT(run.number("checked_rows"), by_position.number("checked_rows"));
+  const ReplayRun crowded = ReplayWell(Small({"--pool-blocks=16", "--concurrency=16", "--index-space=pool_row"}));
+  EXPECT_GT(crowded.number("waits"), 0);
 }
 
 TEST(ReplayTest, RanksOfSeveralEngines) {

@@ -85,6 +85,9 @@ std::unique_ptr<ReplayResult> Example() {
   rank.miss.Add(100);
   rank.newest.Add(10);
   rank.checked_rows.Add(1010);
+  rank.checked_on_device.Add(1010);
+  rank.checked_on_host.Add(64);
+  rank.SetDevice("GPU-1");
   rank.calls[static_cast<int>(Call::kStep)].Add(150000);
   AddReport(rank, &result->totals);
   AddReport(rank, &result->totals);
@@ -113,6 +116,8 @@ TEST(ReportTest, Table) {
   EXPECT_THAT(table, HasSubstr("tokens             2,100 (2,000 prompt, 100 output)\n"));
   EXPECT_THAT(table, HasSubstr("prefix hit ratio   0.2500 of blocks, 0.5120 of tokens\n"));
   EXPECT_THAT(table, HasSubstr("hot hit ratio      0.9000"));
+  EXPECT_THAT(table, HasSubstr("device             GPU-1\n"));
+  EXPECT_THAT(table, HasSubstr("rows checked       2,020 (2,020 on the device, 128 of them on the host)\n"));
   EXPECT_THAT(table, HasSubstr("wrong rows         0\n"));
   EXPECT_THAT(table, HasSubstr("Step                          2       152 us"));
   EXPECT_THAT(table, ::testing::Not(HasSubstr("Read")));
@@ -135,11 +140,24 @@ TEST(ReportTest, JsonIsOneObjectOnOneLine) {
   EXPECT_EQ(number("prefix_hit_ratio"), 0.25);
   EXPECT_EQ(number("hot_hit_ratio"), 0.9);
   EXPECT_EQ(number("checked_rows"), 2020);
+  EXPECT_EQ(number("checked_rows_device"), 2020);
+  EXPECT_EQ(number("checked_rows_host"), 128);
+  EXPECT_EQ(object.fields().at("device").string_value(), "GPU-1");
   EXPECT_EQ(number("wrong_rows"), 0);
   EXPECT_EQ(number("stored_rows"), 1076);
   EXPECT_EQ(number("unique_rows"), 1076);
   EXPECT_EQ(number("distinct_rows"), 1076);
   EXPECT_EQ(number("seconds"), 2);
+}
+
+TEST(ReportTest, RanksOnSeveralDevices) {
+  auto result = std::make_unique<ReplayResult>();
+  for (const char* device : {"", "GPU-1", "GPU-1", "GPU-2", "GPU-3", "GPU-1"}) {
+    RankReport rank;
+    rank.SetDevice(device);
+    AddReport(rank, &result->totals);
+  }
+  EXPECT_STREQ(result->totals.device, "GPU-1 and others");
 }
 
 TEST(ReportTest, DistinctRows) {

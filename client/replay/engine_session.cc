@@ -126,11 +126,8 @@ absl::Status EngineSession::Attach(const client::Client& client, const SessionNe
   auto session = client.Attach(attach, session_options);
   if (!session.ok()) return client::Annotate(session.status(), "Attach");
   session_ = *std::move(session);
-  name_ = needs.name;
   if (options_.by_pool_row()) {
-    auto finder = BlockFinder::Attach(client, attach, options_.block_rows);
-    if (!finder.ok()) return finder.status();
-    finder_ = *std::move(finder);
+    tables_.resize(attach.state_rows());
   }
 
   const v1::Attached info = session_->info();
@@ -187,8 +184,7 @@ absl::Status EngineSession::MapRows(const v1::AttachRequest& attach, const Sessi
 absl::StatusOr<OpenSequence> EngineSession::Admit(const Request& request, const std::string& key, uint32_t max_rows) {
   admit_request_.Clear();
   v1::AdmitItem* item = admit_request_.add_items();
-  // Only a sequence with a key can be opened by a second session.
-  item->set_sequence_key(finder_ != nullptr && key.empty() ? absl::StrCat(name_, ":", request.number) : key);
+  item->set_sequence_key(key);
   item->set_prompt_rows(request.input_rows);
   item->set_max_rows(max_rows);
   for (const uint64_t id : request.hash_ids) AppendBlockHash(id, item->mutable_block_hashes());
@@ -207,8 +203,8 @@ absl::StatusOr<OpenSequence> EngineSession::Admit(const Request& request, const 
   if (shared()) {
     if (status = rows_->Open(sequence); !status.ok()) return status;
   }
-  if (finder_ != nullptr) {
-    if (status = finder_->Open(*item, sequence); !status.ok()) return status;
+  if (options_.by_pool_row()) {
+    if (status = LearnBlocks(sequence); !status.ok()) return status;
   }
   return sequence;
 }
@@ -262,7 +258,6 @@ absl::Status EngineSession::Release(absl::Span<const uint64_t> ids) {
   absl::Status status =
       Timed(report_, Call::kRelease, [&] { return session_->Release(release_request_, &release_response_); });
   if (status.ok()) status = client::Annotate(client::FirstError(release_response_.statuses()), "Release");
-  if (status.ok() && finder_ != nullptr) status = finder_->Release(ids);
   return status;
 }
 
@@ -278,12 +273,12 @@ void EngineSession::BeginStep(v1::StepRequest* request) {
     group.mutable_indices()->Resize(request->rows_size() * static_cast<int>(options_.top_k), -1);
   }
   batch_rows_ = static_cast<size_t>(request->rows_size());
-  if (finder_ != nullptr) positions_.resize(options_.groups * batch_rows_ * options_.top_k);
+  if (options_.by_pool_row()) positions_.resize(options_.groups * batch_rows_ * options_.top_k);
 }
 
 absl::Span<int32_t> EngineSession::Entries(v1::StepRequest* request, uint32_t group, size_t row) {
   if (shared()) return rows_->Entries(group, row);
-  if (finder_ != nullptr) {
+  if (options_.by_pool_row()) {
     return absl::MakeSpan(positions_).subspan((group * batch_rows_ + row) * options_.top_k, options_.top_k);
   }
   int32_t* all = request->mutable_groups(static_cast<int>(group))->mutable_indices()->mutable_data();
@@ -296,10 +291,23 @@ absl::Span<const int32_t> EngineSession::HotRows(const v1::StepResponse& respons
                              options_.top_k);
 }
 
-absl::Status EngineSession::NameEntries(absl::Span<const BatchRow> batch, v1::StepRequest* request) {
+absl::Status EngineSession::LearnBlocks(const OpenSequence& sequence) {
+  v1::GetBlockTablesRequest request;
+  request.add_sequence_ids(sequence.id);
+  v1::GetBlockTablesResponse response;
+  absl::Status status = session_->GetBlockTables(request, &response);
+  if (status.ok() && response.tables_size() != 1) status = absl::InternalError("the reply has not one table");
+  if (status.ok()) status = client::FromItem(response.tables(0).status());
+  if (!status.ok()) return client::Annotate(status, "GetBlockTables");
+  const auto& blocks = response.tables(0).blocks();
+  tables_[sequence.state_row].assign(blocks.begin(), blocks.end());
+  return absl::OkStatus();
+}
+
+void EngineSession::NameEntries(absl::Span<const BatchRow> batch, v1::StepRequest* request) {
+  const auto block_rows = static_cast<int32_t>(options_.block_rows);
   for (size_t row = 0; row < batch.size(); ++row) {
-    const OpenSequence& sequence = *batch[row].sequence;
-    if (absl::Status status = finder_->Learn(sequence, batch[row].length - 1); !status.ok()) return status;
+    const std::vector<int32_t>& blocks = tables_[batch[row].sequence->state_row];
     for (uint32_t group = 0; group < options_.groups; ++group) {
       const absl::Span<int32_t> positions = Entries(request, group, row);
       const absl::Span<int32_t> names =
@@ -309,19 +317,17 @@ absl::Status EngineSession::NameEntries(absl::Span<const BatchRow> batch, v1::St
                                    row * options_.top_k,
                                options_.top_k);
       for (size_t i = 0; i < positions.size(); ++i) {
-        names[i] = positions[i] < 0 ? -1 : finder_->PoolRow(sequence, static_cast<uint32_t>(positions[i]));
-        if (names[i] < 0) positions[i] = -1;
+        const int32_t position = positions[i];
+        names[i] =
+            position < 0 ? -1 : blocks[static_cast<size_t>(position / block_rows)] * block_rows + position % block_rows;
       }
     }
   }
-  return absl::OkStatus();
 }
 
 absl::Status EngineSession::Step(absl::Span<const BatchRow> batch, v1::StepRequest* request,
                                  v1::StepResponse* response) {
-  if (finder_ != nullptr) {
-    if (absl::Status status = NameEntries(batch, request); !status.ok()) return status;
-  }
+  if (options_.by_pool_row()) NameEntries(batch, request);
   if (shared()) {
     absl::Status published = rows_->Publish(batch.size());
     if (!published.ok()) return published;

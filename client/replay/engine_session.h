@@ -14,7 +14,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/client.h"
-#include "client/replay/block_finder.h"
 #include "client/replay/options.h"
 #include "client/replay/rank_report.h"
 #include "client/replay/row_device.h"
@@ -59,8 +58,7 @@ class EngineSession {
   void BeginStep(v1::StepRequest* request);
   // Writes the newest row of every layer: into the hot buffers, or, where those are not mapped, into `row`.
   void WriteNewest(const OpenSequence& sequence, uint32_t position, v1::StepRow* row);
-  // Where the top_k positions of one batch row are written, and kept until after CheckStep. With
-  // --index-space=pool_row, Step drops those whose pool rows cannot be known yet.
+  // Where the top_k positions of one batch row are written, and kept until after CheckStep.
   absl::Span<int32_t> Entries(v1::StepRequest* request, uint32_t group, size_t row);
   absl::Status Step(absl::Span<const BatchRow> batch, v1::StepRequest* request, v1::StepResponse* response);
   // Compares the hot rows of all groups with what they must hold, and counts checked and wrong rows in the report. The
@@ -79,8 +77,10 @@ class EngineSession {
   absl::Status Attach(const client::Client& client, const SessionNeeds& needs);
   // Maps the arena where the options want that and it can be had.
   absl::Status MapRows(const v1::AttachRequest& attach, const SessionNeeds& needs);
+  // Asks for the block table of a sequence that was admitted. It stays: no row is written twice.
+  absl::Status LearnBlocks(const OpenSequence& sequence);
   // Gives every position its pool row.
-  absl::Status NameEntries(absl::Span<const BatchRow> batch, v1::StepRequest* request);
+  void NameEntries(absl::Span<const BatchRow> batch, v1::StepRequest* request);
   absl::Status CheckInline(const BatchRow& row, size_t batch_row, uint32_t group, absl::Span<const int32_t> positions,
                            absl::Span<const int32_t> hot_rows);
   absl::Status CheckThroughRead(const BatchRow& row, size_t batch_row, uint32_t group);
@@ -90,12 +90,11 @@ class EngineSession {
   const Options& options_;
   RankReport* const report_;
   const RowOracle oracle_;
-  std::string name_;  // of the session
   std::unique_ptr<client::Session> session_;
-  std::unique_ptr<BlockFinder> finder_;  // null: entries are positions
-  std::vector<int32_t> positions_;       // inline with a finder: [group][batch row][top_k]
-  size_t batch_rows_ = 0;                // of positions_
-  std::unique_ptr<RowDevice> rows_;      // null: inline
+  std::vector<std::vector<int32_t>> tables_;  // by pool row: blocks of the sequence in each state row
+  std::vector<int32_t> positions_;            // by pool row and inline: [group][batch row][top_k]
+  size_t batch_rows_ = 0;                     // of positions_
+  std::unique_ptr<RowDevice> rows_;           // null: inline
   uint32_t region_rows_ = 0;
   uint32_t newest_row_ = 0;
   uint64_t store_chunk_bytes_ = 0;  // of a message, or of a piece of the staging area

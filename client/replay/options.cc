@@ -116,9 +116,7 @@ const std::vector<OptionGroup>& Table() {
            {"hot-rows", Number{&Options::hot_rows, 0, 32768},
             "Rows of a hot buffer, at least --top-k. 0: twice --top-k."},
            {"index-space", Choice{&Options::index_space, {"position", "pool_row"}},
-            "What entries name. pool_row: a second session of each process finds out the blocks of its sequences; "
-            "entries "
-            "in a block that is not known yet are left out."},
+            "What entries name: positions of the sequence, or rows of the pool by its block table."},
            {"workload-model", Choice{&Options::workload_model, {"realistic", "drift", "fresh", "resident"}},
             "Which tokens are selected. realistic: published LRU miss rates, O(tokens) a step; drift: O(top_k) a step; "
             "fresh: none again before all others; resident: a random half of twice --top-k. Default: drift for "

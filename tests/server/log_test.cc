@@ -208,7 +208,7 @@ TEST_F(LogTest, LongStringsAreCut) {
   std::string euros;
   for (int i = 0; i < 2000; ++i) euros += "\xE2\x82\xAC";
   Log::Info("a" + euros);
-  EXPECT_EQ(ReadJson().at("message"), "a" + euros.substr(0, 3 * 1364) + "...");
+  EXPECT_EQ(ReadJson().at("message"), absl::StrCat("a", euros.substr(0, 3 * 1364), "..."));
 }
 
 TEST_F(LogTest, LevelsFilterAtRunTime) {

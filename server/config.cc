@@ -27,6 +27,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "kernels/available_memory.h"
 #include "server/core/pool_spec.h"
 #include "server/device_choice.h"
 
@@ -601,38 +602,6 @@ void PrintField(const DaemonConfig& config, const FieldDescriptor* field, std::s
   }
 }
 
-// ---- the machine ----
-
-std::optional<int64_t> ReadNumber(const std::string& path) {
-  absl::StatusOr<std::string> text = ReadFile(path);
-  int64_t value = 0;
-  if (!text.ok() || !absl::SimpleAtoi(*text, &value)) return std::nullopt;  // "max" is no number
-  return value;
-}
-
-// The number behind `key` in a file of lines "key number" or "key: number kB".
-std::optional<int64_t> ReadKey(const std::string& path, absl::string_view key) {
-  absl::StatusOr<std::string> text = ReadFile(path);
-  if (!text.ok()) return std::nullopt;
-  for (absl::string_view line : absl::StrSplit(*text, '\n')) {
-    const std::vector<absl::string_view> words = absl::StrSplit(line, absl::ByAnyChar(" \t:"), absl::SkipEmpty());
-    int64_t value = 0;
-    if (words.size() < 2 || words[0] != key || !absl::SimpleAtoi(words[1], &value)) continue;
-    return words.size() > 2 && words[2] == "kB" ? value * 1024 : value;
-  }
-  return std::nullopt;
-}
-
-// What a control group leaves: its limit less what it uses, without page cache that it would give up.
-int64_t ControlGroupLeaves(const std::string& folder, const std::string& limit_file, const std::string& usage_file,
-                           absl::string_view cache_key) {
-  const std::optional<int64_t> limit = ReadNumber(folder + limit_file);
-  const std::optional<int64_t> usage = ReadNumber(folder + usage_file);
-  if (!limit.has_value() || !usage.has_value()) return std::numeric_limits<int64_t>::max();
-  const int64_t cache = ReadKey(folder + "memory.stat", cache_key).value_or(0);
-  return std::max<int64_t>(0, *limit - std::max<int64_t>(0, *usage - cache));
-}
-
 }  // namespace
 
 absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv) {
@@ -728,29 +697,12 @@ absl::Status ValidateConfig(const DaemonConfig& config) {
   return ToStatus(errors);
 }
 
-int64_t AvailableMemoryBytes(const std::string& root) {
-  int64_t available = ReadKey(root + "/proc/meminfo", "MemAvailable").value_or(0);
-  const std::string groups = root + "/sys/fs/cgroup/";
-  // Version 1, as a container sees it.
-  available = std::min(available, ControlGroupLeaves(groups + "memory/", "memory.limit_in_bytes",
-                                                     "memory.usage_in_bytes", "total_inactive_file"));
-  // Version 2: the limit of each group above this process counts.
-  absl::StatusOr<std::string> membership = ReadFile(root + "/proc/self/cgroup");
-  std::string group = "/";
-  for (absl::string_view line : absl::StrSplit(membership.value_or(""), '\n')) {
-    if (absl::ConsumePrefix(&line, "0::/")) group = absl::StrCat("/", line);
-  }
-  while (true) {
-    const std::string folder = group == "/" ? groups : absl::StrCat(groups, group.substr(1), "/");
-    available = std::min(available, ControlGroupLeaves(folder, "memory.max", "memory.current", "inactive_file"));
-    if (group == "/") return available;
-    group.resize(std::max<size_t>(1, group.rfind('/')));
-  }
-}
-
 void ResolveAutomaticValues(DaemonConfig* config) {
   if (config->cpu_threads() == 0) config->set_cpu_threads(std::max(1u, std::thread::hardware_concurrency()));
-  if (config->max_pool_bytes() == 0) config->set_max_pool_bytes(AvailableMemoryBytes("") / 5 * 4);
+  if (config->max_pool_bytes() == 0) {
+    constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
+    config->set_max_pool_bytes(static_cast<int64_t>(std::min(kernels::ReadAvailableMemory().bytes, kMost)) / 5 * 4);
+  }
 }
 
 }  // namespace stoker::server

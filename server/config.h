@@ -45,10 +45,6 @@ const char* Version();
 // Checks every value and what must hold between them. Errors as of ParseCommandLine, without places.
 absl::Status ValidateConfig(const DaemonConfig& config);
 
-// Memory that this process may still take, with the limits of its control groups. `root` is where /proc and /sys are:
-// tests give a folder of their own. 0: not known.
-int64_t AvailableMemoryBytes(const std::string& root);
-
 // Replaces what means "as the machine allows" by this machine's figures: cpu_threads 0, max_pool_bytes 0 (four fifths
 // of the available memory, or of what the control group leaves if that is less).
 void ResolveAutomaticValues(DaemonConfig* config);

@@ -381,28 +381,6 @@ TEST_F(ConfigTest, AutomaticValuesAreThoseOfTheMachine) {
   EXPECT_EQ(fixed.max_pool_bytes(), 1 << 20);
 }
 
-TEST_F(ConfigTest, AvailableMemoryKnowsControlGroups) {
-  const std::string root = folder_.path("");
-  EXPECT_EQ(AvailableMemoryBytes(root), 0);
-  folder_.Write("proc/meminfo", "MemTotal:       16000 kB\nMemAvailable:    8000 kB\n");
-  EXPECT_EQ(AvailableMemoryBytes(root), 8000 * 1024);
-  folder_.Write("proc/self/cgroup", "0::/a.slice/b.service\n");
-  folder_.Write("sys/fs/cgroup/a.slice/b.service/memory.max", "max\n");
-  folder_.Write("sys/fs/cgroup/a.slice/b.service/memory.current", "1000\n");
-  EXPECT_EQ(AvailableMemoryBytes(root), 8000 * 1024);
-  folder_.Write("sys/fs/cgroup/a.slice/memory.max", "4096000\n");
-  folder_.Write("sys/fs/cgroup/a.slice/memory.current", "1000000\n");
-  folder_.Write("sys/fs/cgroup/a.slice/memory.stat", "anon 600000\ninactive_file 400000\n");
-  EXPECT_EQ(AvailableMemoryBytes(root), 4096000 - 600000);
-  folder_.Write("sys/fs/cgroup/memory.max", "2000000\n");
-  folder_.Write("sys/fs/cgroup/memory.current", "3000000\n");
-  EXPECT_EQ(AvailableMemoryBytes(root), 0);
-  folder_.Write("sys/fs/cgroup/memory.max", "max\n");
-  folder_.Write("sys/fs/cgroup/memory/memory.limit_in_bytes", "3000000\n");
-  folder_.Write("sys/fs/cgroup/memory/memory.usage_in_bytes", "1000000\n");
-  EXPECT_EQ(AvailableMemoryBytes(root), 2000000);
-}
-
 }  // namespace
 }  // namespace stoker::server
 

@@ -22,9 +22,11 @@ using system_test::ReadFile;
 using system_test::TemporaryFolder;
 using ::testing::HasSubstr;
 
-constexpr char kOneLongRequest[] =
+// Each of up to two engines has a request that comes long after the test's end: their sessions stay until it ends them.
+constexpr char kLongWait[] =
     "{\"timestamp\": 0, \"input_length\": 600, \"output_length\": 20, \"hash_ids\": [5, 6]}\n"
-    "{\"timestamp\": 1000000, \"input_length\": 600, \"output_length\": 20, \"hash_ids\": [5, 7]}\n";
+    "{\"timestamp\": 1000000, \"input_length\": 600, \"output_length\": 20, \"hash_ids\": [5, 7]}\n"
+    "{\"timestamp\": 1000000, \"input_length\": 600, \"output_length\": 20, \"hash_ids\": [5, 8]}\n";
 
 class ReplayServerTest : public DaemonTest {
  protected:
@@ -123,7 +125,7 @@ TEST_F(ReplayServerTest, WrongBytesAreFound) {
 
 TEST_F(ReplayServerTest, TheDaemonDies) {
   const TemporaryFolder folder;
-  std::vector<std::string> arguments = Options({"--trace", folder.Write("trace", kOneLongRequest), "--time-scale=1",
+  std::vector<std::string> arguments = Options({"--trace", folder.Write("trace", kLongWait), "--time-scale=1",
                                                 "--engines=2", "--ranks=2", "--progress=none"});
   arguments.insert(arguments.begin(), ReplayPath());
   ChildProcess replay(arguments, folder.File("output"));
@@ -156,7 +158,7 @@ TEST(ReplayTcpTest, RowsAreCheckedThroughRead) {
 TEST(ReplayPrivateDaemonTest, AnInterruptLeavesNothingBehind) {
   const TemporaryFolder folder;
   ChildProcess replay({"/usr/bin/env", absl::StrCat("TMPDIR=", folder.path()), ReplayPath(), "--stokerd", StokerdPath(),
-                       "--trace", folder.Write("trace", kOneLongRequest), "--time-scale=1", "--progress=none"},
+                       "--trace", folder.Write("trace", kLongWait), "--time-scale=1", "--progress=none"},
                       folder.File("output"));
   ASSERT_TRUE(replay.AwaitOutput("scrape http://", absl::Seconds(30)));
   const std::string output = replay.Output();

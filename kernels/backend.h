@@ -19,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/gather.h"
 #include "kernels/invalidate.h"
+#include "kernels/plane.h"
 #include "kernels/resolve.h"
 #include "kernels/resolve_gather.h"
 #include "kernels/transfer.h"
@@ -90,6 +91,15 @@ class Event {
   virtual bool Done() const = 0;
 };
 
+// Operations of a stream that were recorded to be enqueued again and again. Destroyed before its stream, when no work
+// of it is under way.
+class Program {
+ public:
+  virtual ~Program() = default;
+  // Enqueues all of it.
+  virtual absl::Status Enqueue() = 0;
+};
+
 class Stream {
  public:
   // Waits for the stream's work.
@@ -127,6 +137,19 @@ class Stream {
   virtual absl::Status Invalidate(const InvalidateArgs& args) = 0;
   virtual absl::Status Reset(const ResetArgs& args) = 0;
   virtual absl::Status Place(const PlaceArgs& args) = 0;
+
+  // See plane.h. A wait holds up this stream and no other.
+  virtual absl::Status AwaitDoorbell(const AwaitDoorbellArgs& args) = 0;
+  virtual absl::Status RingDoorbell(const RingDoorbellArgs& args) = 0;
+  virtual absl::Status AwaitQuiet(const AwaitQuietArgs& args) = 0;
+  virtual absl::Status BeginBatch(const BatchArgs& args) = 0;
+  virtual absl::Status PlanCommits(const BatchArgs& args) = 0;
+  virtual absl::Status EndBatch(const BatchArgs& args) = 0;
+
+  // Records what `body` enqueues on this stream, without running it. `body` may use the operations, Timestamp, and Copy
+  // within device memory and memory of AllocateHost; it is called once or each time, and all that it refers to must
+  // outlive the program. The stream's other work is enqueued between programs, never inside `body`.
+  virtual absl::StatusOr<std::unique_ptr<Program>> MakeProgram(std::function<absl::Status(Stream&)> body) = 0;
 };
 
 class Backend {

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
@@ -148,9 +149,26 @@ class Stream {
 
   // Records what `body` enqueues on this stream, without running it. `body` may use the operations, Timestamp, and Copy
   // within device memory and memory of AllocateHost; it is called once or each time, and all that it refers to must
-  // outlive the program. The stream's other work is enqueued between programs, never inside `body`.
-  virtual absl::StatusOr<std::unique_ptr<Program>> MakeProgram(std::function<absl::Status(Stream&)> body) = 0;
+  // outlive the program. An error of `body` comes out of MakeProgram or, where it is called each time, of Enqueue, with
+  // what it had enqueued before. The stream's other work is enqueued between programs, never inside `body`.
+  virtual absl::StatusOr<std::unique_ptr<Program>> MakeProgram(std::function<absl::Status(Stream&)> body);
 };
+
+// A program that calls its body each time: for streams to which a call costs little.
+class CalledProgram final : public Program {
+ public:
+  CalledProgram(Stream* stream, std::function<absl::Status(Stream&)> body) : stream_(stream), body_(std::move(body)) {}
+  absl::Status Enqueue() override { return body_(*stream_); }
+
+ private:
+  Stream* const stream_;
+  const std::function<absl::Status(Stream&)> body_;
+};
+
+inline absl::StatusOr<std::unique_ptr<Program>> Stream::MakeProgram(std::function<absl::Status(Stream&)> body) {
+  if (body == nullptr) return absl::InvalidArgumentError("program.body: is null");
+  return std::make_unique<CalledProgram>(this, std::move(body));
+}
 
 class Backend {
  public:

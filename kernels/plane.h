@@ -23,7 +23,9 @@
 
 namespace stoker::kernels {
 
-// How a plane ended. Once it is not kRunning, every operation of the plane does nothing but EndBatch's `finished`.
+// How a plane ended. From then on its operations write nothing, and end at once, but for what keeps the operations
+// between them from doing anything: BeginBatch sets plan.rows to 0, PlanCommits all commit rows to -1, and EndBatch
+// writes `finished` and `ended`.
 enum class PlaneOutcome : uint32_t {
   kRunning = 0,
   kAborted = 1,   // *abort was set
@@ -41,13 +43,16 @@ struct PlaneState {
 };
 
 // Waits until *request is the present step's number. The first one of a step begins it: raises `step`, and waits
-// without a limit.
+// without a limit. A request that is there is taken, whatever *abort says; *abort is looked at at least every
+// millisecond, and before the plane ends for another reason. Acquires what was written before the request was.
+//
+// Who destroys a stream that may wait sets *abort first: the destructor waits for the stream's work.
 struct AwaitDoorbellArgs {
   PlaneState* state = nullptr;
   const uint64_t* request = nullptr;  // engine's
   const uint32_t* abort = nullptr;    // host memory: not 0 ends the wait, and the plane
   bool begins_step = false;
-  uint64_t limit_ns = 0;  // of a wait that does not begin a step; 0: none
+  uint64_t limit_ns = 0;  // of a wait that does not begin a step, from where the wait begins; 0: none
 };
 
 // Sets *done to the step's number when all work before it is visible to other processes. Nothing after the plane's end.
@@ -57,7 +62,8 @@ struct RingDoorbellArgs {
 };
 
 // Waits until no step that may have read entries or tables as they were before this operation runs any more: later
-// steps see all that was written before it. For streams beside the plane's.
+// steps see all that was written before it, by this stream or, before the call, by the host. For streams beside the
+// plane's. Has no end of its own: a step in flight ends by its requests, by their time limits or by *abort.
 struct AwaitQuietArgs {
   const PlaneState* state = nullptr;
 };
@@ -77,20 +83,21 @@ struct StateRowEntry {
   int32_t reserved = 0;
 };
 
-// How a batch row was taken. Values are part of the contract with engines (proto/stoker/v1/sessions.proto).
+// How a batch row was taken: of what is wrong with it, the first in this list. Values are part of the contract with
+// engines (proto/stoker/v1/sessions.proto).
 enum class BatchStatus : int32_t {
   kOk = 0,               // also padding
   kBadCount = 1,         // batch.rows is below 0 or above max_rows: of every row
   kUnknownSequence = 2,  // the state row does not exist, or does not have the sequence
-  kNotAdjacent = 3,      // rows of one sequence are not side by side
+  kNotAdjacent = 3,      // the sequence has rows before this one that are not side by side with it
   kTooManyRows = 4,      // the sequence's rows x top_k are above hot_rows, or its rows above block_rows
-  kBadLength = 5,     // below 1, above max_rows of the sequence or of the session, below the row before it, or farther
-                      // above the sequence's first row than it has rows
-  kNotStored = 6,     // rows before the newest ones are not in the pool
-  kNoBlock = 7,       // no pool block is reserved for the newest row
-  kEarlierRow = 8,    // a row of the sequence before this one failed
-  kNotWriter = 9,     // commit: another session writes the sequence
-  kNotAppended = 10,  // commit: the row is not the one behind the stored rows
+  kBadLength = 5,        // below 1, above max_rows of the sequence or of the session, below the row before it, or above
+                         // the sequence's first row by as many as it has rows, or more
+  kNotStored = 6,        // rows before the newest ones, whose first is length - 1 of the first row, are not in the pool
+  kNoBlock = 7,          // no pool block is reserved for the newest row
+  kEarlierRow = 8,       // a row of the sequence before this one failed
+  kNotWriter = 9,        // commit: another session writes the sequence
+  kNotAppended = 10,     // commit: the row is not the one behind the stored rows
 };
 
 // The batch that the engine writes, and what it is told. Row i is padding where state_rows[i] < 0 or sequence_ids[i] is
@@ -101,20 +108,23 @@ struct BatchMail {
   const int32_t* state_rows = nullptr;     // [max_rows]
   const int32_t* lengths = nullptr;        // [max_rows], newest row included
   const int32_t* commits = nullptr;        // [max_rows], read by PlanCommits: not 0 commits the newest row
-  int32_t* statuses = nullptr;             // [max_rows] out: BatchStatus; rows at or above *rows are not written
+  int32_t* statuses = nullptr;             // [max_rows] out: BatchStatus; those at or above *rows are not written, but
+                                           // for kBadCount
 };
+
+inline constexpr int32_t kUnclaimed = 0x7fffffff;
 
 // The checked batch, in device memory of the daemon's.
 struct BatchPlan {
-  int32_t* rows = nullptr;              // [1]: ResolveArgs::real_rows; 0 after the plane's end
+  int32_t* rows = nullptr;              // [1]: ResolveArgs::real_rows; 0 for a bad count, and after the plane's end
   int32_t* state_rows = nullptr;        // [max_rows]: -1 is padding, or a row that failed
-  int32_t* lengths = nullptr;           // [max_rows]
+  int32_t* lengths = nullptr;           // [max_rows]: 0 where state_rows is -1
   int32_t* newest_pool_rows = nullptr;  // [max_rows]: pool row of each newest row, or -1
   int32_t* newest_hot_rows = nullptr;   // [max_rows]: hot row of each newest row, or -1
   int32_t* words = nullptr;             // [max_rows]: the sequence's word, or -1
   int32_t* commit_hot_rows = nullptr;   // [max_rows]: TransferArgs::src_rows; -1 where there is nothing to commit
   int32_t* commit_pool_rows = nullptr;  // [max_rows]: TransferArgs::dst_rows
-  int32_t* claims = nullptr;            // [state_rows]: scratch; 2^31 - 1 between steps
+  int32_t* claims = nullptr;            // [state_rows]: scratch; kUnclaimed between batches
 };
 
 struct BatchArgs {
@@ -126,7 +136,7 @@ struct BatchArgs {
   int32_t top_k = 0;
   int32_t hot_rows = 0;           // of a state row
   int64_t max_sequence_rows = 0;  // of the session
-  uint64_t session = 0;           // compared with SequenceWord::writer
+  uint64_t session = 0;           // not 0: compared with SequenceWord::writer
 
   const StateRowEntry* entries = nullptr;  // [state_rows]
   int32_t state_rows = 0;
@@ -137,21 +147,27 @@ struct BatchArgs {
   int32_t block_table_columns = 0;
   int32_t block_rows = 64;
   int64_t pool_rows = 0;
-  int32_t region_rows = 0;  // as ResolveArgs
+  int32_t region_rows = 0;  // as ResolveArgs; newest_row + block_rows at least
   int32_t newest_row = 0;
 
-  uint64_t* committed_rows = nullptr;  // optional [1]: EndBatch adds the rows whose stored_rows it has raised
+  uint64_t* committed_rows = nullptr;  // optional [1]: EndBatch adds what it raises stored_rows by, atomically
   uint32_t* ended = nullptr;  // optional [1], engine's: EndBatch writes a PlaneOutcome that is not kRunning there
 };
 
-// BeginBatch reads the mail, writes statuses[0, *rows) and the plan but for its commits. A sequence's rows are taken in
-// order; newest row i of them is length - (first length) further than the first.
+// BeginBatch sets `accepted` before it reads entries, words or tables; reads all of the mail but its commits, and
+// writes statuses[0, *rows) and all of the plan but its commits, rows at or above *rows as padding. Rows that are side
+// by side and name one state row, which has what they name, are the rows of a sequence. They are taken in order; newest
+// row i of them is length - (first length) further than the first.
 //
 // PlanCommits reads mail.commits for the rows that BeginBatch took, writes commit_hot_rows, commit_pool_rows and the
 // statuses of rows that fail. Commits of a sequence append: each is of the row behind those stored or planned before
-// it; behind one that failed all fail.
+// it; behind one that failed all fail. A row without a commit does not fail.
 //
-// EndBatch raises the stored_rows of what was planned, then `finished`.
+// EndBatch raises the stored_rows of what was planned to the length of the sequence's last such row, never lowers them,
+// and then raises `finished` to `accepted`.
+//
+// A read of stored_rows acquires what was written before they were raised; EndBatch releases what the work before it
+// has written.
 
 // INVALID_ARGUMENT names field, value and limit. Every backend calls them before it enqueues.
 absl::Status Validate(const AwaitDoorbellArgs& args);

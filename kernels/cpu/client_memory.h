@@ -19,6 +19,17 @@ inline void Store(T* address, T value) {
   std::atomic_ref<T>(*address).store(value, std::memory_order_relaxed);
 }
 
+// Reads what tells that other memory was written, and the other way round.
+template <typename T>
+inline T LoadAcquire(const T* address) {
+  return std::atomic_ref<T>(*const_cast<T*>(address)).load(std::memory_order_acquire);
+}
+
+template <typename T>
+inline void StoreRelease(T* address, T value) {
+  std::atomic_ref<T>(*address).store(value, std::memory_order_release);
+}
+
 // Adds to a counter that other threads add to. Skips the locked instruction for 0.
 template <typename T>
 inline void Add(T* address, T value) {

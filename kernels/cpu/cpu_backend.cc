@@ -8,6 +8,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/cpu/client_memory.h"
+#include "kernels/cpu/doorbell.h"
 #include "kernels/cpu/memory.h"
 #include "kernels/cpu/strand.h"
 #include "kernels/populate.h"
@@ -22,7 +23,7 @@ Layers CopyLayers(const int32_t* layers, int32_t count) { return Layers(layers, 
 
 class CpuStream : public Stream {
  public:
-  explicit CpuStream(StrandPool* pool) : strand_(std::make_shared<Strand>(pool)) {}
+  CpuStream(StrandPool* pool, DoorbellPoller* poller) : poller_(poller), strand_(std::make_shared<Strand>(pool)) {}
   ~CpuStream() override { strand_->Drain(); }
 
   void Notify(absl::AnyInvocable<void(absl::Status) &&> done) override { strand_->Notify(std::move(done)); }
@@ -73,6 +74,13 @@ class CpuStream : public Stream {
     return absl::OkStatus();
   }
 
+  absl::Status AwaitDoorbell(const AwaitDoorbellArgs& args) override { return EnqueueWait<DoorbellWait>(args); }
+  absl::Status RingDoorbell(const RingDoorbellArgs& args) override { return Enqueue<cpu::RingDoorbell>(args); }
+  absl::Status AwaitQuiet(const AwaitQuietArgs& args) override { return EnqueueWait<QuietWait>(args); }
+  absl::Status BeginBatch(const BatchArgs& args) override { return Enqueue<cpu::BeginBatch>(args); }
+  absl::Status PlanCommits(const BatchArgs& args) override { return Enqueue<cpu::PlanCommits>(args); }
+  absl::Status EndBatch(const BatchArgs& args) override { return Enqueue<cpu::EndBatch>(args); }
+
  private:
   template <auto kOperation, typename Args>
   absl::Status Enqueue(const Args& args) {
@@ -81,6 +89,24 @@ class CpuStream : public Stream {
       kOperation(args);
       return absl::OkStatus();
     });
+    return absl::OkStatus();
+  }
+
+  // The work looks once, and leaves the rest to the poller.
+  template <typename Waits, typename Args>
+  absl::Status EnqueueWait(const Args& args) {
+    if (absl::Status status = Validate(args); !status.ok()) return status;
+    auto over = std::make_shared<StrandEvent>();
+    strand_->Run([poller = poller_, wait = Waits(args), over]() mutable {
+      wait.Begin();
+      if (wait.Over()) {
+        over->Fire();
+      } else {
+        poller->Await([wait = std::move(wait)]() mutable { return wait.Over(); }, std::move(over));
+      }
+      return absl::OkStatus();
+    });
+    strand_->Wait(std::move(over));
     return absl::OkStatus();
   }
 
@@ -95,6 +121,7 @@ class CpuStream : public Stream {
     return absl::OkStatus();
   }
 
+  DoorbellPoller* const poller_;
   const std::shared_ptr<Strand> strand_;
 };
 
@@ -123,11 +150,14 @@ class CpuBackend : public Backend {
   absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(size_t bytes) override {
     return bank_.Allocate("stoker-host", bytes, MemoryBank::Sharing::kPrivate);
   }
-  absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override { return std::make_unique<CpuStream>(&pool_); }
+  absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override {
+    return std::make_unique<CpuStream>(&pool_, &poller_);
+  }
 
  private:
   MemoryBank bank_;
   StrandPool pool_;
+  DoorbellPoller poller_;  // ends before the pool, whose strands it wakes
 };
 
 }  // namespace

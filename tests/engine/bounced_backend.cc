@@ -159,6 +159,33 @@ class BouncedStream final : public Stream {
     Check(args.residency);
     return stream_->Place(args);
   }
+  absl::Status AwaitDoorbell(const kernels::AwaitDoorbellArgs& args) override {
+    Check("await_doorbell.state", args.state);
+    Check("await_doorbell.request", args.request);
+    Check("await_doorbell.abort", args.abort);
+    return stream_->AwaitDoorbell(args);
+  }
+  absl::Status RingDoorbell(const kernels::RingDoorbellArgs& args) override {
+    Check("ring_doorbell.state", args.state);
+    Check("ring_doorbell.done", args.done);
+    return stream_->RingDoorbell(args);
+  }
+  absl::Status AwaitQuiet(const kernels::AwaitQuietArgs& args) override {
+    Check("await_quiet.state", args.state);
+    return stream_->AwaitQuiet(args);
+  }
+  absl::Status BeginBatch(const kernels::BatchArgs& args) override {
+    Check(args);
+    return stream_->BeginBatch(args);
+  }
+  absl::Status PlanCommits(const kernels::BatchArgs& args) override {
+    Check(args);
+    return stream_->PlanCommits(args);
+  }
+  absl::Status EndBatch(const kernels::BatchArgs& args) override {
+    Check(args);
+    return stream_->EndBatch(args);
+  }
 
  private:
   struct Copied {
@@ -174,6 +201,31 @@ class BouncedStream final : public Stream {
   void Check(const kernels::Residency& residency) const {
     Check("residency.slot_key", residency.slot_key);
     Check("residency.lru", residency.lru);
+  }
+  void Check(const kernels::BatchArgs& args) const {
+    for (const void* pointer : {static_cast<const void*>(args.state),
+                                static_cast<const void*>(args.mail.rows),
+                                static_cast<const void*>(args.mail.sequence_ids),
+                                static_cast<const void*>(args.mail.state_rows),
+                                static_cast<const void*>(args.mail.lengths),
+                                static_cast<const void*>(args.mail.commits),
+                                static_cast<const void*>(args.mail.statuses),
+                                static_cast<const void*>(args.plan.rows),
+                                static_cast<const void*>(args.plan.state_rows),
+                                static_cast<const void*>(args.plan.lengths),
+                                static_cast<const void*>(args.plan.newest_pool_rows),
+                                static_cast<const void*>(args.plan.newest_hot_rows),
+                                static_cast<const void*>(args.plan.words),
+                                static_cast<const void*>(args.plan.commit_hot_rows),
+                                static_cast<const void*>(args.plan.commit_pool_rows),
+                                static_cast<const void*>(args.plan.claims),
+                                static_cast<const void*>(args.entries),
+                                static_cast<const void*>(args.words),
+                                static_cast<const void*>(args.block_table),
+                                static_cast<const void*>(args.committed_rows),
+                                static_cast<const void*>(args.ended)}) {
+      Check("batch", pointer);
+    }
   }
 
   const std::shared_ptr<Device> device_;

@@ -54,6 +54,7 @@ Registry::Registry(Engine* engine, RegistryLimits limits, uint64_t epoch, std::f
       epoch_(epoch),
       now_(std::move(now)),
       pool_events_(std::move(pool_events)),
+      armed_sessions_(limits.max_armed_sessions),
       pool_maker_(std::make_unique<Background>(absl::InfiniteDuration(), [] {})),
       background_(std::make_unique<Background>(kTickPeriod, [this] { Tick(); })) {}
 
@@ -182,6 +183,7 @@ absl::StatusOr<std::shared_ptr<PoolEntry>> Registry::CreatePoolNow(PoolSpec spec
     }
     entry = std::make_shared<PoolEntry>(spec, limits_.sequence_retention);
     entry->storage = *std::move(storage);
+    entry->pool.UseWords(entry->storage->sequence_words());
     entry->bytes = *bytes;
     entry->populated_bytes = populated_bytes;
     pools_.emplace(spec.name, entry);
@@ -433,10 +435,11 @@ absl::StatusOr<std::shared_ptr<Session>> Registry::AttachNow(const std::shared_p
   if (!storage.ok()) return storage.status();
   std::move(give_back).Cancel();
   const OperationLimits operation_limits = {limits_.max_batch_items, limits_.max_queued_operations,
-                                            spec.max_reserved_blocks};
-  auto session =
-      std::make_shared<Session>(id, MakeToken(id), std::move(spec), operation_limits, *bytes, pool, *std::move(storage),
-                                now_(), [this](SessionId other) { return FindWorking(other); });
+                                            spec.max_reserved_blocks, limits_.doorbell_timeout};
+  std::string no_server_plane = engine_->NoServerPlane(spec.device);
+  auto session = std::make_shared<Session>(
+      id, MakeToken(id), std::move(spec), operation_limits, *bytes, pool, *std::move(storage), now_(),
+      [this](SessionId other) { return FindWorking(other); }, std::move(no_server_plane), &armed_sessions_);
   absl::MutexLock lock(&mutex_);
   if (draining()) {
     // Drain has told the sessions that it found; this one came too late to be told.
@@ -543,7 +546,7 @@ void Registry::Undrain() { draining_.store(false); }
 
 RegistryUsage Registry::Usage() const {
   absl::MutexLock lock(&mutex_);
-  return {static_cast<int64_t>(sessions_.size()), hot_bytes_, pool_bytes_};
+  return {static_cast<int64_t>(sessions_.size()), hot_bytes_, pool_bytes_, armed_sessions_.count()};
 }
 
 void Registry::Tick() {

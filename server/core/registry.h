@@ -45,6 +45,8 @@ struct RegistryLimits {
   absl::Duration sequence_retention;
   absl::Duration drain_grace;
   int64_t pool_pressure_percent = 0;
+  int64_t max_armed_sessions = 0;
+  absl::Duration doorbell_timeout;
   bool populate_pools = false;
 };
 
@@ -67,6 +69,7 @@ struct RegistryUsage {
   int64_t sessions = 0;
   int64_t hot_bytes = 0;
   int64_t pool_bytes = 0;
+  int64_t armed_sessions = 0;
 };
 
 class Registry {
@@ -176,6 +179,7 @@ class Registry {
   const uint64_t epoch_;
   const std::function<absl::Time()> now_;
   const PoolEvents pool_events_;
+  ArmedSessions armed_sessions_;
   std::atomic<bool> draining_{false};
   std::atomic<bool> ready_{true};
   std::atomic<bool> stop_populating_{false};

@@ -13,7 +13,7 @@ namespace stoker::core {
 
 Session::Session(SessionId id, std::string token, SessionSpec spec, OperationLimits limits, int64_t bytes,
                  std::shared_ptr<PoolEntry> pool, std::unique_ptr<SessionStorage> storage, absl::Time attached,
-                 FindSession find_session)
+                 FindSession find_session, std::string no_server_plane, ArmedSessions* armed_sessions)
     : id_(id),
       token_(std::move(token)),
       spec_(std::move(spec)),
@@ -22,6 +22,8 @@ Session::Session(SessionId id, std::string token, SessionSpec spec, OperationLim
       pool_(std::move(pool)),
       attached_(attached),
       find_session_(std::move(find_session)),
+      no_server_plane_(std::move(no_server_plane)),
+      armed_sessions_(armed_sessions),
       arena_(storage->arena()),
       bounce_(storage->bounce()),
       storage_(std::move(storage)) {
@@ -46,6 +48,10 @@ SessionInfo Session::Info() const {
   info.steps = steps_.load(std::memory_order_relaxed);
   for (int i = 0; i < kOutcomeCount; ++i) info.lookups[i] = lookups_[i].load(std::memory_order_relaxed);
   info.queued_operations = queued_operations();
+  {
+    absl::MutexLock lock(&mutex_);
+    info.armed = plane_ != PlaneState::kNone;
+  }
   return info;
 }
 
@@ -211,6 +217,7 @@ void Session::End(absl::Status reason, absl::AnyInvocable<void() &&> drained) {
     ended_ = std::move(reason);
     drained_ = std::move(drained);
     admissions.swap(admissions_);
+    if (plane_ != PlaneState::kNone) storage_->Disarm();
     // The fence counts as an operation: `drained` comes from its completion, or from a later one's.
     queued_.fetch_add(1, std::memory_order_relaxed);
     storage_->Notify([self = shared_from_this()](absl::Status) { self->EndOperation(); });

@@ -15,15 +15,19 @@ namespace {
 
 class PoolMemory final : public core::PoolStorage {
  public:
-  PoolMemory(std::unique_ptr<kernels::Buffer> buffer, kernels::RowStore rows)
-      : buffer_(std::move(buffer)), rows_(rows) {}
+  PoolMemory(std::unique_ptr<kernels::Buffer> buffer, kernels::RowStore rows, std::unique_ptr<kernels::Buffer> words)
+      : buffer_(std::move(buffer)), rows_(rows), words_(std::move(words)) {}
 
   int64_t bytes() const override { return static_cast<int64_t>(buffer_->bytes()); }
+  absl::Span<core::SequenceWord> sequence_words() override {
+    return {reinterpret_cast<core::SequenceWord*>(words_->data()), size_t{core::Pool::kMaxSequences}};
+  }
   const kernels::RowStore& rows() const { return rows_; }
 
  private:
   const std::unique_ptr<kernels::Buffer> buffer_;
   const kernels::RowStore rows_;
+  const std::unique_ptr<kernels::Buffer> words_;
 };
 
 // All layers of a pool one after the other, so that the rows of one layer's gather lie close together.
@@ -60,6 +64,12 @@ class BackendEngine final : public core::Engine {
 
   const std::vector<std::string>& devices() const override { return devices_; }
 
+  std::string NoServerPlane(absl::string_view device) const override {
+    const auto at = std::find(devices_.begin(), devices_.end(), device);
+    STOKER_CHECK(at != devices_.end());
+    return std::string(backends_[at - devices_.begin()]->no_doorbells());
+  }
+
   absl::StatusOr<int64_t> PoolBytes(const core::PoolSpec& spec) const override {
     const absl::StatusOr<kernels::RowStore> rows = LayOut(spec);
     if (!rows.ok()) return rows.status();
@@ -82,7 +92,10 @@ class BackendEngine final : public core::Engine {
         backends_[0]->AllocatePool(static_cast<size_t>(rows->layer_stride * rows->layers), options);
     if (!buffer.ok()) return buffer.status();
     rows->base = (*buffer)->data();
-    return std::make_unique<PoolMemory>(*std::move(buffer), *rows);
+    absl::StatusOr<std::unique_ptr<kernels::Buffer>> words =
+        backends_[0]->AllocateHost(core::Pool::kMaxSequences * sizeof(core::SequenceWord));
+    if (!words.ok()) return words.status();
+    return std::make_unique<PoolMemory>(*std::move(buffer), *rows, *std::move(words));
   }
 
   absl::StatusOr<std::unique_ptr<core::SessionStorage>> CreateSession(const core::PoolSpec& pool_spec,
@@ -91,7 +104,7 @@ class BackendEngine final : public core::Engine {
     const auto device = std::find(devices_.begin(), devices_.end(), spec.device);
     STOKER_CHECK(device != devices_.end());
     return SessionStorage::Create(*backends_[device - devices_.begin()], bounce_.get(), pool_spec,
-                                  static_cast<PoolMemory&>(pool).rows(), spec);
+                                  static_cast<PoolMemory&>(pool).rows(), pool.sequence_words(), spec);
   }
 
  private:

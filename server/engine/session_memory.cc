@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/plane.h"
 #include "kernels/resolve.h"
 #include "server/engine/row_formats.h"
 
@@ -123,6 +124,22 @@ absl::StatusOr<SessionMemory> SessionMemory::Make(const core::PoolSpec& pool, co
   memory.keys = state.Take(kChunkRows * 8);
   memory.counters = state.Take(kCounters * 8);
   memory.newest = state.Take(batch * pool.layers * pool.bytes_per_row());
+  const int64_t doorbells = static_cast<int64_t>(session.groups.size()) + 1;
+  memory.requests = arena.Take(doorbells * kDoorbellBytes);
+  memory.dones = arena.Take(doorbells * kDoorbellBytes);
+  memory.ended = arena.Take(4);
+  memory.batch_rows = arena.Take(4);
+  memory.sequence_ids = arena.Take(batch * 8);
+  memory.state_rows = arena.Take(batch * 4);
+  memory.lengths = arena.Take(batch * 4);
+  memory.commits = arena.Take(batch * 4);
+  memory.statuses = arena.Take(batch * 4);
+  memory.entries = state.Take(session.state_rows * static_cast<int64_t>(sizeof(kernels::StateRowEntry)));
+  memory.plane_state = state.Take(sizeof(kernels::PlaneState));
+  memory.plane_counters = state.Take(kCounters * 8);
+  memory.batch_plan = state.Take(kPlanArrays * batch * 4);
+  memory.plan_rows = state.Take(4);
+  memory.claims = state.Take(session.state_rows * 4);
   memory.arena_bytes = RoundUp(arena.used(), kArenaAlignment);
   memory.private_bytes = state.used();
 
@@ -139,6 +156,18 @@ absl::StatusOr<SessionMemory> SessionMemory::Make(const core::PoolSpec& pool, co
   }
   memory.arena.tensors.push_back(
       Dense("staging", memory.staging, {static_cast<uint64_t>(session.staging_bytes)}, "u8", 1));
+  for (const auto& [name, offset] : {std::pair("request", memory.requests), std::pair("done", memory.dones)}) {
+    core::ArenaTensor tensor = Dense(name, offset, {static_cast<uint64_t>(doorbells)}, "u64", 8);
+    tensor.stride_bytes = {static_cast<uint64_t>(kDoorbellBytes)};
+    memory.arena.tensors.push_back(std::move(tensor));
+  }
+  memory.arena.tensors.push_back(Dense("ended", memory.ended, {1}, "u32", 4));
+  memory.arena.tensors.push_back(Dense("batch_rows", memory.batch_rows, {1}, "i32", 4));
+  memory.arena.tensors.push_back(Dense("sequence_ids", memory.sequence_ids, {rows}, "u64", 8));
+  memory.arena.tensors.push_back(Dense("state_rows", memory.state_rows, {rows}, "i32", 4));
+  memory.arena.tensors.push_back(Dense("lengths", memory.lengths, {rows}, "i32", 4));
+  memory.arena.tensors.push_back(Dense("commits", memory.commits, {rows}, "i32", 4));
+  memory.arena.tensors.push_back(Dense("statuses", memory.statuses, {rows}, "i32", 4));
   return memory;
 }
 

@@ -50,6 +50,22 @@ struct SessionMemory {
   int64_t keys = 0;            // private, i64 [kChunkRows]
   int64_t counters = 0;        // private, u64 [kCounters]
   int64_t newest = 0;          // private, u8 [max_batch_rows][layers][row bytes]
+  // The server plane (kernels/plane.h).
+  int64_t requests = 0;        // arena, u64 [groups + 1], kDoorbellBytes apart
+  int64_t dones = 0;           // arena, likewise
+  int64_t ended = 0;           // arena, u32
+  int64_t batch_rows = 0;      // arena, i32, as the next five [max_batch_rows]
+  int64_t sequence_ids = 0;    // arena, u64
+  int64_t state_rows = 0;      // arena
+  int64_t lengths = 0;         // arena
+  int64_t commits = 0;         // arena
+  int64_t statuses = 0;        // arena
+  int64_t entries = 0;         // private, kernels::StateRowEntry [state_rows]
+  int64_t plane_state = 0;     // private, kernels::PlaneState
+  int64_t plane_counters = 0;  // private, u64 [kCounters]
+  int64_t batch_plan = 0;      // private, i32 [kPlanArrays][max_batch_rows]
+  int64_t plan_rows = 0;       // private, i32
+  int64_t claims = 0;          // private, i32 [state_rows]
   std::vector<Group> groups;
   int64_t arena_bytes = 0;
   int64_t private_bytes = 0;
@@ -68,10 +84,26 @@ enum StepArgument : int64_t {
   kStepArguments
 };
 
+// Arrays of batch_plan.
+enum PlanArray : int64_t {
+  kPlanStateRows,
+  kPlanLengths,
+  kPlanNewestPoolRows,
+  kPlanNewestHotRows,
+  kPlanWords,
+  kPlanCommitHotRows,
+  kPlanCommitPoolRows,
+  kPlanArrays
+};
+
+// Between two doorbells: a cache line of the GPU's, so that polling one does not fetch the other.
+inline constexpr int64_t kDoorbellBytes = 128;
+
 // Counters behind the statistics of resolve.
 inline constexpr int64_t kGatheredBytes = 8;
 inline constexpr int64_t kBeginNs = 9;
 inline constexpr int64_t kEndNs = 10;
+inline constexpr int64_t kCommittedRows = 11;  // of a plane
 inline constexpr int64_t kCounters = 16;
 
 }  // namespace stoker::engine

@@ -48,11 +48,19 @@ void ToProto(const core::ArenaLayout& layout, const std::string& descriptor_path
   if (layout.has_descriptor) proto->set_descriptor_socket(descriptor_path);
 }
 
-void AddPlane(v1::Plane plane, const char* reason, v1::Attached* attached) {
+void AddPlane(v1::Plane plane, absl::string_view reason, v1::Attached* attached) {
   v1::PlaneStatus* status = attached->add_planes();
   status->set_plane(plane);
-  status->set_available(reason == nullptr);
-  if (reason != nullptr) status->set_reason(reason);
+  status->set_available(reason.empty());
+  status->set_reason(std::string(reason));
+}
+
+// Why the session cannot be armed; empty where it can.
+absl::string_view NoServerPlane(const core::Session& session, const v1::ArenaLayout& arena) {
+  if (!session.no_server_plane().empty()) return session.no_server_plane();
+  return arena.descriptor_socket().empty() && arena.cuda_ipc_handle().empty()
+             ? "the arena, where the doorbells are, cannot be mapped"
+             : "";
 }
 
 // The stream of one session. Lives until gRPC is done with it; the session's events reach it through shared ownership
@@ -160,11 +168,8 @@ class AttachStream final : public grpc::ServerWriteReactor<v1::AttachResponse> {
     limits->set_max_batch_items(static_cast<uint32_t>(session.limits().max_batch_items));
     limits->set_max_message_bytes(static_cast<uint64_t>(service_.max_message_bytes));
     limits->set_max_queued_operations(static_cast<uint32_t>(session.limits().max_queued_operations));
-    AddPlane(v1::PLANE_RPC, nullptr, attached);
-    AddPlane(v1::PLANE_SERVER,
-             cpu ? "the device is the CPU; the server plane needs a GPU and MPS"
-                 : "this version of the daemon has no server plane",
-             attached);
+    AddPlane(v1::PLANE_RPC, "", attached);
+    AddPlane(v1::PLANE_SERVER, NoServerPlane(session, attached->arena()), attached);
     AddPlane(
         v1::PLANE_DIRECT,
         cpu ? "the device is the CPU; the direct plane needs a GPU" : "this version of the daemon has no direct plane",

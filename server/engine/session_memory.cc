@@ -161,7 +161,7 @@ absl::StatusOr<SessionMemory> SessionMemory::Make(const core::PoolSpec& pool, co
     tensor.stride_bytes = {static_cast<uint64_t>(kDoorbellBytes)};
     memory.arena.tensors.push_back(std::move(tensor));
   }
-  memory.arena.tensors.push_back(Dense("ended", memory.ended, {1}, "u32", 4));
+  memory.arena.tensors.push_back(Dense("ended", memory.ended, {1}, "i32", 4));
   memory.arena.tensors.push_back(Dense("batch_rows", memory.batch_rows, {1}, "i32", 4));
   memory.arena.tensors.push_back(Dense("sequence_ids", memory.sequence_ids, {rows}, "u64", 8));
   memory.arena.tensors.push_back(Dense("state_rows", memory.state_rows, {rows}, "i32", 4));

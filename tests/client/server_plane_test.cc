@@ -513,6 +513,13 @@ TEST_F(ServerPlaneTest, DisarmGivesTheStepsBackToCalls) {
   EXPECT_TRUE(absl::IsDeadlineExceeded(plane->Await(0, absl::ZeroDuration())));
   EXPECT_EQ(*plane->Disarm(), 0u);
   EXPECT_TRUE(session->Step(step, &stepped).ok());
+  EXPECT_EQ(daemon_.calls("Disarm").size(), 2u);
+  plane = Arm(*session);
+  ASSERT_TRUE(plane->Begin({}).ok());
+  ASSERT_TRUE(plane->Ring(0).ok());
+  EXPECT_TRUE(absl::IsDeadlineExceeded(plane->Await(0, absl::ZeroDuration())));
+  plane.reset();
+  EXPECT_EQ(daemon_.calls("Disarm").size(), 2u);
 }
 
 TEST_F(ServerPlaneTest, ADestroyedPlaneDisarmsItsOwnArmAndNoOther) {

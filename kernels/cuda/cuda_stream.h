@@ -2,14 +2,15 @@
 //
 // cudaMemcpyAsync from or to pageable host memory makes the caller wait. So bytes from such memory are copied into
 // pinned memory at once and go on from there, and bytes to such memory go to pinned memory and from there to their
-// target when the next Notify completes, before its callback. Pinned memory is lent by the backend: to allocate or free
-// it could wait for other streams' work.
+// target when the next Notify completes, before its callback. A program has no such copies. Pinned memory is lent by
+// the backend: to allocate or free it could wait for other streams' work.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -48,6 +49,14 @@ class CudaStream final : public Stream {
   absl::Status Invalidate(const InvalidateArgs& args) override;
   absl::Status Reset(const ResetArgs& args) override;
   absl::Status Place(const PlaceArgs& args) override;
+  absl::Status AwaitDoorbell(const AwaitDoorbellArgs& args) override;
+  absl::Status RingDoorbell(const RingDoorbellArgs& args) override;
+  absl::Status AwaitQuiet(const AwaitQuietArgs& args) override;
+  absl::Status BeginBatch(const BatchArgs& args) override;
+  absl::Status PlanCommits(const BatchArgs& args) override;
+  absl::Status EndBatch(const BatchArgs& args) override;
+  // A CUDA graph, of which `body` is the capture.
+  absl::StatusOr<std::unique_ptr<Program>> MakeProgram(std::function<absl::Status(Stream&)> body) override;
 
   cudaStream_t get() const { return stream_.get(); }
 
@@ -91,6 +100,7 @@ class CudaStream final : public Stream {
   StreamHandle stream_;
   Batch batch_;
   std::vector<std::shared_ptr<Slab>> slabs_;
+  bool captures_ = false;  // a program's body runs
 };
 
 }  // namespace stoker::kernels::cuda

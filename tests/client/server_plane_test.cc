@@ -420,7 +420,7 @@ TEST_F(ServerPlaneTest, ThePlanesEndIsAStatus) {
       {~uint32_t{0}, absl::StatusCode::kInternal}};
   for (const auto& [value, code] : ends) {
     auto session = Attach();
-    auto ended = Word<uint32_t>(*session, "ended", 0);
+    auto ended = Word<int32_t>(*session, "ended", 0);
     SetTrap(0, [ended, value = value] { ended.store(value); });
     auto plane = Arm(*session);
     const absl::Status status = AwaitFirst(*plane);
@@ -437,7 +437,7 @@ TEST_F(ServerPlaneTest, ThePlanesEndIsAStatus) {
 TEST_F(ServerPlaneTest, AnAnswerBeforeTheEndIsTaken) {
   for (int run = 0; run < 100; ++run) {
     auto session = Attach();
-    auto ended = Word<uint32_t>(*session, "ended", 0);
+    auto ended = Word<int32_t>(*session, "ended", 0);
     auto done = Word<uint64_t>(*session, "done", 0);
     SetTrap(0, [ended, done] {
       done.store(1);

@@ -47,7 +47,7 @@ using Tensors = absl::flat_hash_map<absl::string_view, Tensor>;
 uint64_t ElementBytes(absl::string_view element) {
   if (element == "u8") return 1;
   if (element == "i16") return 2;
-  if (element == "i32" || element == "u32") return 4;
+  if (element == "i32") return 4;
   if (element == "u64") return 8;
   return 0;
 }
@@ -60,7 +60,7 @@ absl::Status Malformed(const v1::ArenaTensor& tensor, absl::string_view what) {
 absl::StatusOr<Tensor> CheckBounds(const v1::ArenaTensor& layout, uint64_t size_bytes) {
   const uint64_t element_bytes = ElementBytes(layout.element());
   if (element_bytes == 0) {
-    return Malformed(layout, absl::StrCat("element '", layout.element(), "' is not u8, i16, i32, u32 or u64"));
+    return Malformed(layout, absl::StrCat("element '", layout.element(), "' is not u8, i16, i32 or u64"));
   }
   const auto rank = static_cast<size_t>(layout.shape_size());
   if (rank == 0 || rank > kMaxRank || layout.stride_bytes_size() != layout.shape_size()) {
@@ -190,7 +190,7 @@ absl::StatusOr<std::optional<PlaneMail>> FindMail(const Tensors& tensors, std::b
   }
   const auto request = FindDoorbells<uint64_t>(tensors, data, "request", groups + 1);
   const auto done = FindDoorbells<const uint64_t>(tensors, data, "done", groups + 1);
-  const auto ended = FindArray<const uint32_t>(tensors, data, "ended", "u32", 1);
+  const auto ended = FindArray<const int32_t>(tensors, data, "ended", "i32", 1);
   const auto batch_rows = FindArray<int32_t>(tensors, data, "batch_rows", "i32", 1);
   const auto sequence_ids = FindArray<uint64_t>(tensors, data, "sequence_ids", "u64", max_batch_rows);
   const auto state_rows = FindArray<int32_t>(tensors, data, "state_rows", "i32", max_batch_rows);

@@ -141,7 +141,7 @@ class StridedView {
 struct PlaneMail {
   StridedView<uint64_t> request;     // [groups + 1]
   StridedView<const uint64_t> done;  // [groups + 1]
-  const uint32_t* ended = nullptr;   // v1::PlaneEnd
+  const int32_t* ended = nullptr;    // v1::PlaneEnd
   int32_t* batch_rows = nullptr;
   // The others: [max_batch_rows].
   absl::Span<uint64_t> sequence_ids;

@@ -30,10 +30,10 @@ T LoadAcquire(const T& word) {
   return std::atomic_ref<T>(const_cast<T&>(word)).load(std::memory_order_acquire);
 }
 
-static_assert(std::atomic_ref<uint64_t>::is_always_lock_free && std::atomic_ref<uint32_t>::is_always_lock_free,
+static_assert(std::atomic_ref<uint64_t>::is_always_lock_free && std::atomic_ref<int32_t>::is_always_lock_free,
               "shared between processes");
 
-absl::Status FromPlaneEnd(uint32_t ended, absl::Duration doorbell_timeout) {
+absl::Status FromPlaneEnd(int32_t ended, absl::Duration doorbell_timeout) {
   switch (ended) {
     case v1::PLANE_END_DISARMED:
       return absl::UnavailableError(
@@ -280,7 +280,7 @@ absl::Status ServerPlane::AwaitDoorbell(size_t doorbell, absl::Duration timeout)
   absl::Duration sleep = kFirstSleep;
   for (;;) {
     // In this order: what was not answered when the plane had ended never will be.
-    const uint32_t ended = LoadAcquire(*mail_.ended);
+    const int32_t ended = LoadAcquire(*mail_.ended);
     const uint64_t done = LoadAcquire(mail_.done[doorbell]);
     if (done == step_) return absl::OkStatus();
     if (done != step_ - 1) {

@@ -118,7 +118,7 @@ v1::ArenaLayout FakeArenaLayout(const v1::AttachRequest& request, const v1::Pool
   for (const char* const name : {"request", "done"}) {
     builder.Add(name, "u64", builder.Reserve(doorbells * kAlignment), {doorbells}, {kAlignment});
   }
-  builder.Add("ended", "u32", builder.Reserve(4), {1}, {4});
+  builder.Add("ended", "i32", builder.Reserve(4), {1}, {4});
   builder.Add("batch_rows", "i32", builder.Reserve(4), {1}, {4});
   builder.Add("sequence_ids", "u64", builder.Reserve(batch_rows * 8), {batch_rows}, {8});
   for (const char* const name : {"state_rows", "lengths", "commits", "statuses"}) {

@@ -26,7 +26,7 @@ FakePlane::FakePlane(const FileDescriptor& memory, v1::ArenaLayout layout, uint6
     Word<uint64_t>("request", doorbell) = first_step_ - 1;
     Word<uint64_t>("done", doorbell) = first_step_ - 1;
   }
-  Word<uint32_t>("ended", 0) = v1::PLANE_END_UNSPECIFIED;
+  Word<int32_t>("ended", 0) = v1::PLANE_END_UNSPECIFIED;
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -37,7 +37,7 @@ FakePlane::~FakePlane() {
 
 uint64_t FakePlane::Disarm() {
   Stop();
-  Publish<uint32_t>("ended", 0, v1::PLANE_END_DISARMED);
+  Publish<int32_t>("ended", 0, v1::PLANE_END_DISARMED);
   return steps_;
 }
 
@@ -70,7 +70,7 @@ bool FakePlane::AwaitRequest(uint64_t step, uint32_t doorbell) {
     const uint64_t number = request.load(std::memory_order_acquire);
     if (number == step) return true;
     if (number != step - 1) {
-      Publish<uint32_t>("ended", 0, v1::PLANE_END_BAD_STEP);
+      Publish<int32_t>("ended", 0, v1::PLANE_END_BAD_STEP);
       return false;
     }
     std::this_thread::yield();

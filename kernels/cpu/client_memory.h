@@ -6,6 +6,8 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 
 namespace stoker::kernels::cpu {
 
@@ -17,6 +19,22 @@ inline T Load(const T* address) {
 template <typename T>
 inline void Store(T* address, T value) {
   std::atomic_ref<T>(*address).store(value, std::memory_order_relaxed);
+}
+
+// Copies memory that other threads use meanwhile. Words of 8 bytes, or of 4, that are aligned on both sides are not
+// torn.
+inline void CopyShared(void* dst, const void* src, size_t bytes) {
+  auto to = reinterpret_cast<uintptr_t>(dst);
+  auto from = reinterpret_cast<uintptr_t>(src);
+  const auto copy = [&]<typename T>(T) {
+    if ((to | from) % alignof(T) != 0) return;
+    for (; bytes >= sizeof(T); bytes -= sizeof(T), to += sizeof(T), from += sizeof(T)) {
+      Store(reinterpret_cast<T*>(to), Load(reinterpret_cast<const T*>(from)));
+    }
+  };
+  copy(uint64_t{});
+  copy(uint32_t{});
+  copy(uint8_t{});
 }
 
 // Reads what tells that other memory was written, and the other way round.

@@ -20,6 +20,10 @@ namespace {
 // A copy of a host array that a call gets. Most groups have few layers.
 using Layers = absl::InlinedVector<int32_t, 8>;
 
+// Copies up to this size may be of tables, entries and words that operations of other streams use. Larger ones are of
+// rows, and worth a memcpy.
+constexpr size_t kSharedBytes = 64 << 10;
+
 Layers CopyLayers(const int32_t* layers, int32_t count) { return Layers(layers, layers + count); }
 
 class CpuStream : public Stream {
@@ -50,7 +54,11 @@ class CpuStream : public Stream {
           absl::StrCat("copy.", dst == nullptr ? "dst" : "src", ": is null, for ", bytes, " bytes"));
     }
     strand_->Run([dst, src, bytes] {
-      std::memcpy(dst, src, bytes);
+      if (bytes <= kSharedBytes) {
+        CopyShared(dst, src, bytes);
+      } else {
+        std::memcpy(dst, src, bytes);
+      }
       return absl::OkStatus();
     });
     return absl::OkStatus();

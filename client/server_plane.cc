@@ -30,7 +30,7 @@ T LoadAcquire(const T& word) {
   return std::atomic_ref<T>(const_cast<T&>(word)).load(std::memory_order_acquire);
 }
 
-static_assert(std::atomic_ref<uint64_t>::is_always_lock_free && std::atomic_ref<uint32_t>::is_always_lock_free,
+static_assert(std::atomic_ref<uint64_t>::is_always_lock_free && std::atomic_ref<int32_t>::is_always_lock_free,
               "shared between processes");
 
 absl::Status FromPlaneEnd(int32_t ended, absl::Duration doorbell_timeout) {

@@ -97,7 +97,8 @@ class ServerPlane {
   absl::Status FirstRowError() const;
 
   // Ends the plane, in the middle of a step or after an error as well; then the session's steps are calls again. Gives
-  // the number of steps that were finished. Errors as Residency.Disarm.
+  // the number of steps that were finished. Errors as Residency.Disarm: FAILED_PRECONDITION where the daemon has ended
+  // the plane itself, and steps are calls already.
   absl::StatusOr<uint64_t> Disarm(const CallOptions& options = {});
 
   // OK while steps can be made; the error after which the plane is over.

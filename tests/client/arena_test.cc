@@ -191,8 +191,8 @@ TEST(ArenaTest, MailOfThePlaneIsTheSharedMemory) {
       reinterpret_cast<uint64_t&>(oracle.At("done", {i})) = 200 + i;
       EXPECT_EQ(mail->done[i], 200 + i);
     }
-    reinterpret_cast<uint32_t&>(oracle.At("ended", {0})) = 3;
-    EXPECT_EQ(*mail->ended, 3u);
+    reinterpret_cast<int32_t&>(oracle.At("ended", {0})) = 3;
+    EXPECT_EQ(*mail->ended, 3);
     *mail->batch_rows = 4;
     EXPECT_EQ(reinterpret_cast<int32_t&>(oracle.At("batch_rows", {0})), 4);
     ASSERT_EQ(mail->sequence_ids.size(), 5u);

@@ -412,12 +412,12 @@ TEST_F(ServerPlaneTest, AWaitEndsWithTheSession) {
 }
 
 TEST_F(ServerPlaneTest, ThePlanesEndIsAStatus) {
-  const std::vector<std::pair<uint32_t, absl::StatusCode>> ends = {
+  const std::vector<std::pair<int32_t, absl::StatusCode>> ends = {
       {v1::PLANE_END_DISARMED, absl::StatusCode::kUnavailable},
       {v1::PLANE_END_TIMED_OUT, absl::StatusCode::kDeadlineExceeded},
       {v1::PLANE_END_BAD_STEP, absl::StatusCode::kInternal},
       {v1::PlaneEnd_MAX + 1, absl::StatusCode::kInternal},
-      {~uint32_t{0}, absl::StatusCode::kInternal}};
+      {-1, absl::StatusCode::kInternal}};
   for (const auto& [value, code] : ends) {
     auto session = Attach();
     auto ended = Word<int32_t>(*session, "ended", 0);

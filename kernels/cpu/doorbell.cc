@@ -1,6 +1,5 @@
 #include "kernels/cpu/doorbell.h"
 
-#include <atomic>
 #include <iterator>
 #include <utility>
 
@@ -57,11 +56,7 @@ bool DoorbellWait::Over() {
 
 void DoorbellWait::End(PlaneOutcome outcome) { Store(&args_.state->outcome, static_cast<uint32_t>(outcome)); }
 
-void QuietWait::Begin() {
-  // Against the one of BeginBatch.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  accepted_ = Load(&args_.state->accepted);
-}
+void QuietWait::Begin() { accepted_ = LoadInTurn(&args_.state->accepted); }
 
 bool QuietWait::Over() { return LoadAcquire(&args_.state->finished) >= accepted_; }
 

@@ -149,7 +149,7 @@ TEST(HostileTest, Batch) {
   const int32_t known_ids = 104;
   scribbler.Add(c.sequence_ids(), 6, known_ids);
   std::minstd_rand rng(34);
-  while (scribbler.Working()) {
+  while (scribbler.Working() || commits < 20) {
     // Sequence ids are rarely hit by chance.
     for (int32_t i = 0; i < 6; ++i) cpu::Store(c.sequence_ids() + i, uint64_t{100 + rng() % 4});
     cpu::BeginBatch(args);
@@ -186,7 +186,6 @@ TEST(HostileTest, Batch) {
       if (most[r] > 28) most[r] = words[r].stored_rows = 0;
     }
   }
-  EXPECT_GT(commits, 0);
 }
 
 TEST(HostileTest, InvalidateResetPlace) {

@@ -1,6 +1,5 @@
 #include "kernels/cpu/doorbell.h"
 
-#include <atomic>
 #include <iterator>
 #include <utility>
 
@@ -63,9 +62,7 @@ bool DoorbellWait::Over() {
 void DoorbellWait::End(PlaneOutcome outcome) { Store(&args_.state->outcome, static_cast<uint32_t>(outcome)); }
 
 void QuietWait::Begin() {
-  // Against the one of BeginBatch.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  accepted_ = Load(&args_.state->accepted);
+  accepted_ = LoadInTurn(&args_.state->accepted);
   end_ = EndOf(args_.limit_ns);
 }
 

@@ -360,14 +360,14 @@ TEST_P(PlaneTest, QuietSeparatesStepsFromWhatIsWrittenBeforeIt) {
 }
 
 TEST_P(PlaneTest, ProgramsRunWhatTheyRecordedEachTime) {
+  uint64_t values[3] = {1, 0, 0};
+  ASSERT_TRUE(stream().Copy(stamps(), values, sizeof(values)).ok());
   const auto program = stream()
                            .MakeProgram([this](Stream& on) {
                              on.Timestamp(stamps() + 2);
                              return on.Copy(stamps() + 1, stamps(), 8);
                            })
                            .value();
-  uint64_t values[3] = {1, 0, 0};
-  ASSERT_TRUE(stream().Copy(stamps(), values, sizeof(values)).ok());
   ASSERT_TRUE(stream().Copy(values, stamps(), sizeof(values)).ok());
   ASSERT_TRUE(Finish(stream()).ok());
   EXPECT_EQ(values[1], 0) << "it was not enqueued";

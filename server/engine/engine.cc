@@ -26,6 +26,16 @@ class PoolMemory final : public core::PoolStorage {
   const kernels::RowStore rows_;
 };
 
+class MappedMemory final : public core::ClientMemory {
+ public:
+  explicit MappedMemory(std::unique_ptr<kernels::Buffer> buffer) : buffer_(std::move(buffer)) {}
+
+  std::byte* data() const override { return buffer_->data(); }
+
+ private:
+  const std::unique_ptr<kernels::Buffer> buffer_;
+};
+
 // All layers of a pool one after the other, so that the rows of one layer's gather lie close together.
 absl::StatusOr<kernels::RowStore> LayOut(const core::PoolSpec& spec) {
   absl::StatusOr<kernels::RowLayout> layout = kernels::RowLayout::Make(FormatOf(spec), spec.rows());
@@ -88,13 +98,29 @@ class BackendEngine final : public core::Engine {
   absl::StatusOr<std::unique_ptr<core::SessionStorage>> CreateSession(const core::PoolSpec& pool_spec,
                                                                       core::PoolStorage& pool,
                                                                       const core::SessionSpec& spec) override {
-    const auto device = std::find(devices_.begin(), devices_.end(), spec.device);
-    STOKER_CHECK(device != devices_.end());
-    return SessionStorage::Create(*backends_[device - devices_.begin()], bounce_.get(), pool_spec,
+    return SessionStorage::Create(BackendOf(spec.device), bounce_.get(), pool_spec,
                                   static_cast<PoolMemory&>(pool).rows(), spec);
   }
 
+  absl::StatusOr<std::unique_ptr<core::ClientMemory>> MapClientMemory(const std::string& device,
+                                                                      const core::ClientMemorySource& source) override {
+    kernels::ClientMemory memory;
+    memory.ipc_handle = source.ipc_handle;
+    memory.descriptor = source.descriptor;
+    memory.offset_bytes = source.offset_bytes;
+    memory.size_bytes = source.size_bytes;
+    absl::StatusOr<std::unique_ptr<kernels::Buffer>> buffer = BackendOf(device).MapClientMemory(memory);
+    if (!buffer.ok()) return buffer.status();
+    return std::make_unique<MappedMemory>(*std::move(buffer));
+  }
+
  private:
+  kernels::Backend& BackendOf(const std::string& device) const {
+    const auto found = std::find(devices_.begin(), devices_.end(), device);
+    STOKER_CHECK(found != devices_.end());
+    return *backends_[static_cast<size_t>(found - devices_.begin())];
+  }
+
   const std::vector<kernels::Backend*> backends_;
   const std::unique_ptr<BounceMemory> bounce_;
   std::vector<std::string> devices_;

@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/backoff.h"
 #include "client/connection.h"
+#include "client/descriptor_exchange.h"
 
 namespace stoker::client {
 namespace {
@@ -751,6 +752,37 @@ absl::Status Session::Arm(const v1::ArmRequest& request, v1::ArmResponse* respon
 absl::Status Session::Disarm(const v1::DisarmRequest& request, v1::DisarmResponse* response,
                              const CallOptions& options) {
   return impl_->Call(impl_->connection().residency(), &v1::Residency::Stub::Disarm, request, response, options);
+}
+
+absl::Status Session::RegisterTensor(const v1::RegisterTensorRequest& request, v1::RegisterTensorResponse* response,
+                                     const CallOptions& options) {
+  return impl_->Call(impl_->connection().sessions(), &v1::Sessions::Stub::RegisterTensor, request, response, options);
+}
+
+absl::Status Session::RegisterTensor(int descriptor, v1::RegisterTensorRequest request,
+                                     v1::RegisterTensorResponse* response, const CallOptions& options) {
+  const absl::Time deadline = impl_->connection().Deadline(options.timeout);
+  const absl::StatusOr<std::shared_ptr<const Lease>> lease =
+      impl_->Acquire(deadline, options.generation, AcrossGenerations::kFail);
+  if (!lease.ok()) return lease.status();
+  const v1::Attached& attached = (*lease)->attached;
+  if (attached.arena().descriptor_socket().empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the daemon takes no descriptors for a session on ", attached.device()));
+  }
+  const absl::StatusOr<uint64_t> number =
+      OfferDescriptor(attached.arena().descriptor_socket(), attached.token(), descriptor, deadline);
+  if (!number.ok()) return number.status();
+  request.set_offered_descriptor(*number);
+  CallOptions rest = options;
+  rest.timeout = std::max(deadline - absl::Now(), absl::Milliseconds(1));
+  rest.generation = (*lease)->generation;
+  return RegisterTensor(request, response, rest);
+}
+
+absl::Status Session::UnregisterTensor(const v1::UnregisterTensorRequest& request,
+                                       v1::UnregisterTensorResponse* response, const CallOptions& options) {
+  return impl_->Call(impl_->connection().sessions(), &v1::Sessions::Stub::UnregisterTensor, request, response, options);
 }
 
 void Session::StepAsync(const v1::StepRequest* request, v1::StepResponse* response,

@@ -142,6 +142,17 @@ class Session {
   absl::Status Arm(const v1::ArmRequest& request, v1::ArmResponse* response, const CallOptions& options = {});
   absl::Status Disarm(const v1::DisarmRequest& request, v1::DisarmResponse* response, const CallOptions& options = {});
 
+  // The calls of Sessions. What was registered is gone when the session comes back: on_reattach registers it again.
+  absl::Status RegisterTensor(const v1::RegisterTensorRequest& request, v1::RegisterTensorResponse* response,
+                              const CallOptions& options = {});
+  // The same for shared memory (MakeTensorMemory in tensor_memory.h): hands `descriptor` over, which stays the caller's
+  // and may be closed afterwards. PERMISSION_DENIED: the daemon does not take it, and why.
+  absl::Status RegisterTensor(int descriptor, v1::RegisterTensorRequest request, v1::RegisterTensorResponse* response,
+                              const CallOptions& options = {});
+  // The memory may be freed when the reply is there.
+  absl::Status UnregisterTensor(const v1::UnregisterTensorRequest& request, v1::UnregisterTensorResponse* response,
+                                const CallOptions& options = {});
+
   // As Step and Store, without waiting. `request` and `response` must live until `done` has run; `done` runs exactly
   // once, on a gRPC thread or, where the call cannot start, inside StepAsync. It must not block, nor destroy the
   // session.

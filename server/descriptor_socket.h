@@ -1,18 +1,23 @@
-// Hands out descriptors of session arenas over a Unix socket, to whoever has the session's token.
+// Passes descriptors over a Unix socket, to and from whoever has a session's token.
 //
-// A client connects, sends the token and a newline, and receives one byte: 0 with the descriptor as SCM_RIGHTS, or 1
-// followed by the reason as text. Then the server closes the connection.
+// A client connects and sends one line. "TOKEN\n" asks for the session's arena; "register TOKEN\n", with a descriptor
+// as SCM_RIGHTS, hands that descriptor over. It receives one byte: 0 with the arena's descriptor as SCM_RIGHTS, or 0
+// followed by the decimal number by which RegisterTensor names what was handed over, or 1 followed by the reason as
+// text. Then the server closes the connection.
 //
 // Thread safety: any thread; one thread of its own does the work.
 //
 // Invariants:
 //  1. At most max_clients connections are open; a client that has not sent its line within client_timeout, or within
 //     kCrowdedTimeout when all places are taken, is told so and closed. No client is waited for with others waiting.
-//  2. A token is at most kMaxTokenBytes long.
+//  2. A token is at most kMaxTokenBytes long. A connection holds at most one descriptor of its client: one more and it
+//  is
+//     refused.
 #pragma once
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -22,6 +27,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/core/file_descriptor.h"
 
 namespace stoker::server {
 
@@ -46,9 +52,13 @@ class DescriptorSocket {
   // error goes to the client.
   using Lookup = std::function<absl::StatusOr<int>(std::string_view token)>;
 
+  // Takes a descriptor for the session of a token and gives its number. As Lookup otherwise.
+  using Offer = std::function<absl::StatusOr<uint64_t>(std::string_view token, core::FileDescriptor descriptor)>;
+
   struct Options {
     absl::Duration client_timeout = absl::Seconds(2);
     int max_clients = 64;
+    Offer offer = nullptr;  // none: nothing can be handed over
   };
 
   // Listens on `path` with mode 0660, in place of a socket that may be there: the caller holds the lock of

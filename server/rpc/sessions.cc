@@ -4,6 +4,7 @@
 #include "absl/synchronization/mutex.h"
 #include "server/rpc/pool_messages.h"
 #include "server/rpc/services.h"
+#include "server/rpc/tensor_messages.h"
 #include "stoker/v1/sessions.grpc.pb.h"
 
 namespace stoker::rpc {
@@ -186,6 +187,8 @@ class AttachStream final : public grpc::ServerWriteReactor<v1::AttachResponse> {
     limits->set_max_batch_items(static_cast<uint32_t>(session.limits().max_batch_items));
     limits->set_max_message_bytes(static_cast<uint64_t>(service_.max_message_bytes));
     limits->set_max_queued_operations(static_cast<uint32_t>(session.limits().max_queued_operations));
+    limits->set_max_tensors(static_cast<uint32_t>(session.limits().tensors.max_tensors));
+    limits->set_max_tensor_bytes(session.limits().tensors.max_bytes);
     AddPlane(v1::PLANE_RPC, session.direct() ? "the session is on the direct plane" : "", attached);
     AddPlane(v1::PLANE_SERVER, NoServerPlane(session, attached->arena()), attached);
     AddPlane(v1::PLANE_DIRECT, NoDirectPlane(service_, session), attached);
@@ -253,6 +256,38 @@ class SessionsService final : public v1::Sessions::CallbackService {
     const absl::StatusOr<std::shared_ptr<core::Session>> session = Authenticate(service_, *context);
     call->Reply(session.ok() ? service_.registry->EndSession((*session)->id(), absl::OkStatus(), /*retain=*/false)
                              : session.status());
+    return call;
+  }
+
+  grpc::ServerUnaryReactor* RegisterTensor(grpc::CallbackServerContext* context,
+                                           const v1::RegisterTensorRequest* request,
+                                           v1::RegisterTensorResponse* response) override {
+    auto* call = new UnaryCall(service_, "Sessions/RegisterTensor");
+    response->set_boot_epoch(service_.registry->epoch());
+    const absl::StatusOr<std::shared_ptr<core::Session>> session = Authenticate(service_, *context);
+    if (!session.ok()) {
+      call->Reply(session.status());
+      return call;
+    }
+    (*session)->RegisterTensor(rpc::FromProto(*request), [call, response](absl::StatusOr<core::TensorId> id) {
+      if (id.ok()) response->set_tensor_id(id->value);
+      call->Reply(id.status());
+    });
+    return call;
+  }
+
+  grpc::ServerUnaryReactor* UnregisterTensor(grpc::CallbackServerContext* context,
+                                             const v1::UnregisterTensorRequest* request,
+                                             v1::UnregisterTensorResponse* response) override {
+    auto* call = new UnaryCall(service_, "Sessions/UnregisterTensor");
+    response->set_boot_epoch(service_.registry->epoch());
+    const absl::StatusOr<std::shared_ptr<core::Session>> session = Authenticate(service_, *context);
+    if (session.ok()) {
+      (*session)->UnregisterTensor(core::TensorId{request->tensor_id()},
+                                   [call](const absl::Status& status) { call->Reply(status); });
+    } else {
+      call->Reply(session.status());
+    }
     return call;
   }
 

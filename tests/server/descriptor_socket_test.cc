@@ -54,6 +54,22 @@ class Connection {
   bool connected() const { return connected_; }
   void Send(const std::string& text) { (void)!send(socket_, text.data(), text.size(), MSG_NOSIGNAL); }
   void EndSending() { shutdown(socket_, SHUT_WR); }
+  // Sends the text with descriptors.
+  void SendWith(std::string text, const std::vector<int>& descriptors) {
+    iovec buffer = {text.data(), text.size()};
+    std::vector<char> control(CMSG_SPACE(descriptors.size() * sizeof(int)));
+    msghdr message = {};
+    message.msg_iov = &buffer;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(descriptors.size() * sizeof(int));
+    memcpy(CMSG_DATA(header), descriptors.data(), descriptors.size() * sizeof(int));
+    EXPECT_EQ(sendmsg(socket_, &message, MSG_NOSIGNAL), static_cast<ssize_t>(text.size()));
+  }
 
   // Reads until the server closes.
   Reply Receive() {
@@ -130,6 +146,14 @@ int OpenDescriptors() {
 class DescriptorSocketTest : public ::testing::Test {
  protected:
   void Start(DescriptorSocket::Options options = {}) {
+    options.offer = [this](std::string_view token, core::FileDescriptor descriptor) -> absl::StatusOr<uint64_t> {
+      std::lock_guard lock(offers_mutex_);
+      if (token != "taker" && token != std::string(DescriptorSocket::kMaxTokenBytes, 't')) {
+        return absl::NotFoundError("no session has this token");
+      }
+      offers_.push_back(std::move(descriptor));
+      return 41 + offers_.size();
+    };
     auto started = DescriptorSocket::Start(
         path_, [this](std::string_view token) { return arenas_.Find(token); }, options);
     ASSERT_TRUE(started.ok()) << started.status();
@@ -143,6 +167,15 @@ class DescriptorSocketTest : public ::testing::Test {
     return connection.Receive();
   }
 
+  Reply Offer(const std::string& text, const std::vector<int>& descriptors) {
+    Connection connection(path_);
+    EXPECT_TRUE(connection.connected());
+    connection.SendWith(text, descriptors);
+    return connection.Receive();
+  }
+
+  std::mutex offers_mutex_;
+  std::vector<core::FileDescriptor> offers_;  // what was handed over
   TemporaryFolder folder_;
   const std::string path_ = folder_.path("s.fd");
   Arenas arenas_;
@@ -321,6 +354,77 @@ TEST_F(DescriptorSocketTest, StopsWithClientsConnected) {
   EXPECT_EQ(OpenDescriptors(), before);
   EXPECT_NE(access(path_.c_str(), F_OK), 0);
   EXPECT_FALSE(Connection(path_).connected());
+}
+
+// A descriptor of the engine's, as it comes out at the other end.
+TEST_F(DescriptorSocketTest, TakesADescriptorForASession) {
+  Start();
+  const int memory = memfd_create("offered", MFD_CLOEXEC);
+  ASSERT_EQ(write(memory, "the engine's", 12), 12);
+  const Reply reply = Offer("register taker\n", {memory});
+  EXPECT_EQ(reply.byte, 0);
+  EXPECT_EQ(reply.reason, "42");
+  EXPECT_EQ(reply.descriptor, -1);
+  ASSERT_EQ(offers_.size(), 1u);
+  char bytes[12];
+  ASSERT_EQ(pread(offers_[0].get(), bytes, 12, 0), 12);
+  EXPECT_EQ(memcmp(bytes, "the engine's", 12), 0);
+  EXPECT_EQ(Offer(absl::StrCat("register ", std::string(DescriptorSocket::kMaxTokenBytes, 't'), "\n"), {memory}).reason,
+            "43");
+  // In pieces, the descriptor with any of them.
+  for (const int with : {0, 1, 2}) {
+    Connection connection(path_);
+    const std::string pieces[] = {"regis", "ter ta", "ker\n"};
+    for (int piece = 0; piece < 3; ++piece) {
+      if (piece == with) {
+        connection.SendWith(pieces[piece], {memory});
+      } else {
+        connection.Send(pieces[piece]);
+      }
+      EXPECT_TRUE(piece == 2 || Ask("none\n").byte == 1);  // the piece has been seen by then
+    }
+    EXPECT_EQ(connection.Receive().reason, absl::StrCat(44 + with));
+  }
+  close(memory);
+}
+
+TEST_F(DescriptorSocketTest, KeepsNoDescriptorThatItDoesNotTake) {
+  arenas_.Add("token");
+  Start({.client_timeout = absl::Milliseconds(50)});
+  const int memory = memfd_create("offered", MFD_CLOEXEC);
+  EXPECT_EQ(Ask("none\n").byte, 1);
+  const int before = OpenDescriptors();
+  EXPECT_EQ(Offer("register wrong\n", {memory}).reason, "no session has this token");
+  EXPECT_EQ(Offer("register \n", {memory}).reason, "no session has this token");
+  EXPECT_THAT(Offer("register taker\n", {memory, memory}).reason, HasSubstr("more than one descriptor"));
+  EXPECT_THAT(Offer("register taker\n", std::vector<int>(100, memory)).reason, HasSubstr("more than one descriptor"));
+  EXPECT_THAT(Ask("register taker\n").reason, HasSubstr("no descriptor came"));
+  EXPECT_THAT(Offer(absl::StrCat("register ", std::string(257, 't'), "\n"), {memory}).reason, HasSubstr("256 bytes"));
+  EXPECT_THAT(Offer(std::string(300, 't'), {memory}).reason, HasSubstr("256 bytes"));
+  {
+    Connection twice(path_);
+    twice.SendWith("register", {memory});
+    EXPECT_EQ(Ask("none\n").byte, 1);
+    twice.SendWith(" taker\n", {memory});
+    EXPECT_THAT(twice.Receive().reason, HasSubstr("more than one descriptor"));
+  }
+  {
+    Connection silent(path_);
+    silent.SendWith("register taker", {memory});
+    EXPECT_THAT(silent.Receive().reason, HasSubstr("in time"));
+  }
+  {
+    Connection leaves(path_);
+    leaves.SendWith("register taker", {memory});
+  }
+  // One with a token alone is closed unseen.
+  const Reply arena = Offer("token\n", {memory});
+  EXPECT_EQ(arena.byte, 0);
+  close(arena.descriptor);
+  EXPECT_EQ(Ask("none\n").byte, 1);
+  EXPECT_TRUE(offers_.empty());
+  EXPECT_EQ(OpenDescriptors(), before);
+  close(memory);
 }
 
 TEST_F(DescriptorSocketTest, SocketHasMode0660WhateverTheUmask) {

@@ -293,8 +293,14 @@ absl::Status Daemon::Listen() {
       if (!session.ok()) return session.status();
       return (*session)->OfferDescriptor(std::move(descriptor));
     };
+    const auto pool = [this](std::string_view token) -> absl::StatusOr<std::vector<core::FileDescriptor>> {
+      const absl::StatusOr<std::shared_ptr<core::Session>> session =
+          registry_->Authenticate(absl::string_view(token.data(), token.size()));
+      if (!session.ok()) return session.status();
+      return (*session)->DuplicatePoolDescriptors();
+    };
     absl::StatusOr<std::unique_ptr<DescriptorSocket>> socket =
-        DescriptorSocket::Start(listen_socket_->descriptor_path(), lookup, {.offer = offer});
+        DescriptorSocket::Start(listen_socket_->descriptor_path(), lookup, {.offer = offer, .pool = pool});
     if (!socket.ok()) return socket.status();
     descriptor_socket_ = *std::move(socket);
   }

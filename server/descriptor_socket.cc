@@ -29,8 +29,12 @@ constexpr size_t kMaxReasonBytes = 1024;
 
 using core::FileDescriptor;
 
-// Before the token of a client that hands a descriptor over.
+// Before the token of a client that hands a descriptor over, and of one that asks for the pool.
 constexpr std::string_view kRegister = "register ";
+constexpr std::string_view kPool = "pool ";
+static_assert(kPool.size() < kRegister.size());
+
+bool HasVerb(std::string_view line, std::string_view verb) { return line.substr(0, verb.size()) == verb; }
 
 struct Client {
   FileDescriptor socket;
@@ -41,7 +45,8 @@ struct Client {
 
 // A token with what comes before it.
 size_t MaxLineBytes(std::string_view line) {
-  return DescriptorSocket::kMaxTokenBytes + (line.substr(0, kRegister.size()) == kRegister ? kRegister.size() : 0);
+  const size_t verb = HasVerb(line, kRegister) ? kRegister.size() : HasVerb(line, kPool) ? kPool.size() : 0;
+  return DescriptorSocket::kMaxTokenBytes + verb;
 }
 
 // Receives at most `size` bytes into `buffer`, as recv, and the descriptors that come with them. False: there were more
@@ -73,21 +78,28 @@ bool ReceiveWithDescriptor(int socket, char* buffer, size_t size, ssize_t* recei
   return false;
 }
 
-// Sends one byte 0 and the descriptor. The send buffer of a connection on which nothing was sent has room.
-bool SendDescriptor(int socket, int descriptor) {
+// Sends one byte 0 and the descriptors, 1 to kMaxDescriptors. The send buffer of a connection on which nothing was sent
+// has room. False: errno says why, and nothing was sent.
+bool SendDescriptors(int socket, const std::vector<FileDescriptor>& descriptors) {
   char byte = 0;
   iovec data = {&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  alignas(cmsghdr) char control[CMSG_SPACE(DescriptorSocket::kMaxDescriptors * sizeof(int))] = {};
+  const size_t bytes = descriptors.size() * sizeof(int);
   msghdr message = {};
   message.msg_iov = &data;
   message.msg_iovlen = 1;
   message.msg_control = control;
-  message.msg_controllen = sizeof(control);
+  message.msg_controllen = CMSG_SPACE(bytes);
   cmsghdr* header = CMSG_FIRSTHDR(&message);
   header->cmsg_level = SOL_SOCKET;
   header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof(int));
-  memcpy(CMSG_DATA(header), &descriptor, sizeof(int));
+  header->cmsg_len = CMSG_LEN(bytes);
+  unsigned char* at = CMSG_DATA(header);
+  for (const FileDescriptor& descriptor : descriptors) {
+    const int number = descriptor.get();
+    memcpy(at, &number, sizeof(int));
+    at += sizeof(int);
+  }
   return sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == 1;
 }
 
@@ -254,10 +266,12 @@ class DescriptorSocket::Server {
       SendReason(client->socket.get(), "more than one descriptor came");
     } else if (line.size() > MaxLineBytes(line)) {
       SendReason(client->socket.get(), absl::StrCat("the token has more than ", kMaxTokenBytes, " bytes"));
-    } else if (complete && line.substr(0, kRegister.size()) == kRegister) {
+    } else if (complete && HasVerb(line, kRegister)) {
       Take(client->socket.get(), line.substr(kRegister.size()), std::move(client->offered));
+    } else if (complete && HasVerb(line, kPool)) {
+      Give(client->socket.get(), PoolOf(line.substr(kPool.size())));
     } else if (complete) {
-      Answer(client->socket.get(), line);
+      Give(client->socket.get(), ArenaOf(line));
     } else if (size <= 0) {
       SendReason(client->socket.get(), "the connection ended before the token's newline");
     } else {
@@ -283,16 +297,34 @@ class DescriptorSocket::Server {
     (void)!send(socket, reply.data(), reply.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   }
 
-  void Answer(int socket, std::string_view token) {
-    absl::StatusOr<int> found = lookup_(token);
+  absl::StatusOr<std::vector<FileDescriptor>> ArenaOf(std::string_view token) const {
+    const absl::StatusOr<int> found = lookup_(token);
+    if (!found.ok()) return found.status();
+    std::vector<FileDescriptor> arena;
+    arena.emplace_back(*found);
+    return arena;
+  }
+
+  absl::StatusOr<std::vector<FileDescriptor>> PoolOf(std::string_view token) const {
+    if (options_.pool == nullptr) return absl::UnimplementedError("no pool's memory is handed out here");
+    absl::StatusOr<std::vector<FileDescriptor>> found = options_.pool(token);
+    if (found.ok() && (found->empty() || found->size() > kMaxDescriptors)) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("the pool's memory is behind ", found->size(), " descriptors: 1 to ", kMaxDescriptors,
+                       " can be handed out, which is the kernel's limit for one message"));
+    }
+    return found;
+  }
+
+  static void Give(int socket, const absl::StatusOr<std::vector<FileDescriptor>>& found) {
     if (!found.ok()) {
       Log::Warning("descriptor refused", {{"reason", found.status().message()}});
       return SendReason(socket, found.status().message());
     }
-    const FileDescriptor arena(*found);
-    if (!SendDescriptor(socket, arena.get())) {
-      Log::Warning("descriptor not sent", {{"error", strerror(errno)}});
-    }
+    if (SendDescriptors(socket, *found)) return;
+    const std::string reason = strerror(errno);
+    Log::Warning("descriptor not sent", {{"error", reason}});
+    SendReason(socket, absl::StrCat(found->size(), " descriptors cannot be sent: ", reason));
   }
 
   void Erase() {

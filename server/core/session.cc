@@ -68,7 +68,7 @@ absl::StatusOr<int> Session::DuplicateArenaDescriptor() const {
   return descriptor;
 }
 
-absl::StatusOr<std::vector<int>> Session::DuplicatePoolDescriptors() const {
+absl::StatusOr<std::vector<FileDescriptor>> Session::DuplicatePoolDescriptors() const {
   absl::MutexLock lock(&mutex_);
   if (!ended_.ok() || storage_ == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat("session: ", id_.value, " has ended"));
@@ -76,16 +76,11 @@ absl::StatusOr<std::vector<int>> Session::DuplicatePoolDescriptors() const {
   if (!spec_.direct) {
     return absl::PermissionDeniedError(absl::StrCat("session: ", id_.value, " is not on the direct plane"));
   }
-  std::vector<int> copies;
+  std::vector<FileDescriptor> copies;
+  copies.reserve(storage_->pool_descriptors().size());
   for (const int descriptor : storage_->pool_descriptors()) {
-    const int copy = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
-    if (copy >= 0) {
-      copies.push_back(copy);
-      continue;
-    }
-    const int error = errno;
-    for (const int made : copies) close(made);
-    return absl::ErrnoToStatus(error, "pool: a descriptor cannot be duplicated");
+    copies.emplace_back(fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
+    if (!copies.back().valid()) return absl::ErrnoToStatus(errno, "pool: a descriptor cannot be duplicated");
   }
   return copies;
 }

@@ -336,8 +336,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // On the direct plane: takes in what the engine's steps have done since the last time. Says how long the last of them
   // took, and what all of them gathered, where there were any.
   std::optional<PlaneStep> SampleDirect();
-  // Likewise: the pool's descriptors, new ones, which the caller closes.
-  absl::StatusOr<std::vector<int>> DuplicatePoolDescriptors() const;
+  // Likewise: new descriptors of the pool's memory. PERMISSION_DENIED on the other planes.
+  absl::StatusOr<std::vector<FileDescriptor>> DuplicatePoolDescriptors() const;
 
   // Refuses new operations with `reason` and calls `drained` (never inside this call) when those that have begun are
   // done. `engine_gone`: nothing of the engine's runs any more.

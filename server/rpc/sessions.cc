@@ -1,6 +1,8 @@
 #include <deque>
 #include <utility>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "server/rpc/pool_messages.h"
 #include "server/rpc/services.h"
@@ -80,6 +82,14 @@ void ToProto(const core::DirectLayout& layout, const std::string& descriptor_pat
   proto->set_descriptor_socket(descriptor_path);
 }
 
+// FAILED_PRECONDITION: the request is for the direct plane, and its sender cannot be handed the memory.
+absl::Status CheckReach(const grpc::CallbackServerContext& context, const v1::AttachRequest& request) {
+  if (request.plane() != v1::PLANE_DIRECT || absl::StartsWith(context.peer(), "unix:")) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "plane: the direct plane is not available: memory is handed out through the daemon's Unix socket, and ",
+      context.peer(), " does not come through it"));
+}
+
 // The stream of one session. Lives until gRPC is done with it; the session's events reach it through shared ownership
 // and find it closed afterwards.
 class AttachStream final : public grpc::ServerWriteReactor<v1::AttachResponse> {
@@ -90,9 +100,14 @@ class AttachStream final : public grpc::ServerWriteReactor<v1::AttachResponse> {
     AttachStream* stream ABSL_GUARDED_BY(mutex) = nullptr;
   };
 
-  AttachStream(const ServiceContext& service, const v1::AttachRequest& request)
+  // `refused`: the answer, where it is not OK.
+  AttachStream(const ServiceContext& service, const v1::AttachRequest& request, const absl::Status& refused)
       : service_(service), started_(absl::Now()), link_(std::make_shared<Link>()) {
     link_->stream = this;
+    if (!refused.ok()) {
+      End(*link_, refused);
+      return;
+    }
     core::Registry::SessionEvents events;
     events.draining = [link = link_](absl::Duration grace) {
       v1::AttachResponse event;
@@ -244,9 +259,9 @@ class SessionsService final : public v1::Sessions::CallbackService {
  public:
   explicit SessionsService(const ServiceContext& service) : service_(service) {}
 
-  grpc::ServerWriteReactor<v1::AttachResponse>* Attach(grpc::CallbackServerContext*,
+  grpc::ServerWriteReactor<v1::AttachResponse>* Attach(grpc::CallbackServerContext* context,
                                                        const v1::AttachRequest* request) override {
-    return new AttachStream(service_, *request);
+    return new AttachStream(service_, *request, CheckReach(*context, *request));
   }
 
   grpc::ServerUnaryReactor* Detach(grpc::CallbackServerContext* context, const v1::DetachRequest*,

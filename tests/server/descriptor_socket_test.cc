@@ -19,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "tests/server/temporary_folder.h"
@@ -33,7 +34,8 @@ constexpr size_t kArenaBytes = 1 << 16;
 struct Reply {
   int byte = -1;  // -1: none came
   std::string reason;
-  int descriptor = -1;
+  int descriptor = -1;                          // the first
+  std::vector<core::FileDescriptor> more = {};  // those behind it
 };
 
 class Connection {
@@ -77,7 +79,7 @@ class Connection {
     while (true) {
       char data[4096];
       iovec buffer = {data, sizeof(data)};
-      alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+      alignas(cmsghdr) char control[CMSG_SPACE(DescriptorSocket::kMaxDescriptors * sizeof(int))];
       msghdr message = {};
       message.msg_iov = &buffer;
       message.msg_iovlen = 1;
@@ -86,7 +88,13 @@ class Connection {
       const ssize_t size = recvmsg(socket_, &message, MSG_CMSG_CLOEXEC);
       if (size <= 0) return reply;
       for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
-        if (header->cmsg_type == SCM_RIGHTS) memcpy(&reply.descriptor, CMSG_DATA(header), sizeof(int));
+        if (header->cmsg_type != SCM_RIGHTS) continue;
+        memcpy(&reply.descriptor, CMSG_DATA(header), sizeof(int));
+        for (size_t at = CMSG_LEN(sizeof(int)); at < header->cmsg_len; at += sizeof(int)) {
+          int number = -1;
+          memcpy(&number, reinterpret_cast<const char*>(header) + at, sizeof(int));
+          reply.more.emplace_back(number);
+        }
       }
       std::string text(data, size);
       if (reply.byte < 0) {
@@ -154,10 +162,27 @@ class DescriptorSocketTest : public ::testing::Test {
       offers_.push_back(std::move(descriptor));
       return 41 + offers_.size();
     };
+    options.pool = [this](std::string_view token) { return PoolOf(token); };
     auto started = DescriptorSocket::Start(
         path_, [this](std::string_view token) { return arenas_.Find(token); }, options);
     ASSERT_TRUE(started.ok()) << started.status();
     server_ = *std::move(started);
+  }
+
+  // A pool of as many files as the token says, the number of each in its first byte.
+  static absl::StatusOr<std::vector<core::FileDescriptor>> PoolOf(std::string_view token) {
+    std::vector<core::FileDescriptor> files;
+    int count = 0;
+    if (token != std::string(DescriptorSocket::kMaxTokenBytes, 'p') &&
+        !absl::SimpleAtoi(absl::string_view(token.data(), token.size()), &count)) {
+      return absl::NotFoundError("no session has this token");
+    }
+    for (int i = 0; i < count; ++i) {
+      files.emplace_back(memfd_create("pool", MFD_CLOEXEC));
+      const char byte = static_cast<char>(i);
+      EXPECT_EQ(write(files.back().get(), &byte, 1), 1);
+    }
+    return files;
   }
 
   Reply Ask(const std::string& text) {
@@ -386,6 +411,37 @@ TEST_F(DescriptorSocketTest, TakesADescriptorForASession) {
     EXPECT_EQ(connection.Receive().reason, absl::StrCat(44 + with));
   }
   close(memory);
+}
+
+TEST_F(DescriptorSocketTest, PoolComesInOneMessageInOrder) {
+  Start();
+  EXPECT_EQ(Ask("none\n").byte, 1);
+  const int before = OpenDescriptors();
+  for (const int count : {1, 2, 64, 253}) {
+    const Reply reply = Ask(absl::StrCat("pool ", count, "\n"));
+    ASSERT_EQ(reply.byte, 0) << reply.reason;
+    EXPECT_EQ(reply.reason, "");
+    ASSERT_EQ(reply.more.size(), static_cast<size_t>(count) - 1);
+    const core::FileDescriptor first(reply.descriptor);
+    for (int i = 0; i < count; ++i) {
+      unsigned char byte = 0;
+      ASSERT_EQ(pread(i == 0 ? first.get() : reply.more[i - 1].get(), &byte, 1, 0), 1);
+      EXPECT_EQ(byte, i);
+    }
+  }
+  for (const int count : {0, 254, 300}) {
+    const Reply reply = Ask(absl::StrCat("pool ", count, "\n"));
+    EXPECT_EQ(reply.byte, 1);
+    EXPECT_EQ(reply.descriptor, -1);
+    EXPECT_THAT(reply.reason, HasSubstr(absl::StrCat(count, " descriptors: 1 to 253")));
+  }
+  EXPECT_EQ(Ask("pool wrong\n").reason, "no session has this token");
+  EXPECT_EQ(Ask("pool \n").reason, "no session has this token");
+  EXPECT_EQ(Ask("pool\n").reason, "no session has this token");
+  // As long as the token of an arena may be.
+  EXPECT_THAT(Ask(absl::StrCat("pool ", std::string(256, 'p'), "\n")).reason, HasSubstr("0 descriptors"));
+  EXPECT_EQ(Ask(absl::StrCat("pool ", std::string(257, 'p'), "\n")).reason, "the token has more than 256 bytes");
+  EXPECT_EQ(OpenDescriptors(), before);
 }
 
 TEST_F(DescriptorSocketTest, KeepsNoDescriptorThatItDoesNotTake) {

@@ -386,6 +386,12 @@ absl::Status Arena::MakeViews(const v1::AttachRequest& request, const v1::Attach
     if (!staging.ok()) return staging.status();
     staging_ = *staging;
   }
+  for (const v1::ArenaTensor& tensor : layout.tensors()) {
+    tensors_[tensor.name()] = {data + tensor.offset_bytes(),
+                               {tensor.shape().begin(), tensor.shape().end()},
+                               {tensor.stride_bytes().begin(), tensor.stride_bytes().end()},
+                               tensor.element()};
+  }
   return absl::OkStatus();
 }
 
@@ -439,6 +445,13 @@ absl::StatusOr<PlaneMail> Arena::Mail() const {
 absl::StatusOr<absl::Span<std::byte>> Arena::Staging() const {
   if (!status_.ok()) return status_;
   return staging_;
+}
+
+absl::StatusOr<const TensorView*> Arena::Tensor(absl::string_view name) const {
+  if (!status_.ok()) return status_;
+  const auto found = tensors_.find(name);
+  if (found == tensors_.end()) return absl::NotFoundError(absl::StrCat("the arena has no tensor '", name, "'"));
+  return &found->second;
 }
 
 absl::StatusOr<HotPartView> Arena::HotPart(uint32_t layer, RowPart part) const {

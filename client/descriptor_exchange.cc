@@ -48,11 +48,12 @@ bool SetTimeout(int socket, int option, absl::Time deadline) {
   return setsockopt(socket, SOL_SOCKET, option, &timeout, sizeof(timeout)) == 0;
 }
 
-// Receives one byte and the descriptor that comes with it.
-absl::StatusOr<FileDescriptor> ReceiveDescriptor(int socket, absl::string_view path, absl::Time deadline) {
+// Receives one byte and the descriptors that come with it, of which there must be `count`, at most kMaxDescriptors.
+absl::StatusOr<std::vector<FileDescriptor>> ReceiveDescriptors(int socket, absl::string_view path, size_t count,
+                                                               absl::Time deadline) {
   char byte = 0;
   iovec data{&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  alignas(cmsghdr) char control[CMSG_SPACE(kMaxDescriptors * sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = &data;
   message.msg_iovlen = 1;
@@ -64,15 +65,23 @@ absl::StatusOr<FileDescriptor> ReceiveDescriptor(int socket, absl::string_view p
     received = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
   } while (received < 0 && errno == EINTR);
   if (received < 0) return SocketError(errno, path, "receive");
-  FileDescriptor descriptor;
+  std::vector<FileDescriptor> descriptors;
+  descriptors.reserve(kMaxDescriptors);
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
-    if (header->cmsg_len != CMSG_LEN(sizeof(int))) continue;  // a second one does not fit: the kernel closed it
-    int value = -1;
-    std::memcpy(&value, CMSG_DATA(header), sizeof(value));
-    descriptor = FileDescriptor(value);
+    for (size_t at = CMSG_LEN(0); at + sizeof(int) <= header->cmsg_len; at += sizeof(int)) {
+      int value = -1;
+      std::memcpy(&value, reinterpret_cast<const char*>(header) + at, sizeof(value));
+      descriptors.emplace_back(value);
+    }
   }
-  if (!descriptor.valid()) {
+  // There is room for as many as a message can have: what was cut off, this process may not have open.
+  if ((message.msg_flags & MSG_CTRUNC) != 0) {
+    return absl::ResourceExhaustedError(absl::StrCat("descriptor socket '", path, "': of ", count, " descriptors ",
+                                                     descriptors.size(), " came, more than these",
+                                                     " this process may not have open (RLIMIT_NOFILE)"));
+  }
+  if (descriptors.empty()) {
     // A daemon that refuses sends the reason as text and closes.
     char reason[256];
     ssize_t reason_bytes = 0;
@@ -83,10 +92,11 @@ absl::StatusOr<FileDescriptor> ReceiveDescriptor(int socket, absl::string_view p
         "descriptor socket '", path, "': the daemon sent no descriptor", reason_bytes > 0 ? ": " : "",
         absl::CHexEscape(absl::string_view(reason, static_cast<size_t>(std::max<ssize_t>(reason_bytes, 0))))));
   }
-  if ((message.msg_flags & MSG_CTRUNC) != 0) {
-    return absl::InternalError(absl::StrCat("descriptor socket '", path, "': more than one descriptor came"));
+  if (descriptors.size() != count) {
+    return absl::InternalError(
+        absl::StrCat("descriptor socket '", path, "': ", descriptors.size(), " descriptors came, not ", count));
   }
-  return descriptor;
+  return descriptors;
 }
 
 absl::StatusOr<FileDescriptor> Connect(const std::string& path, absl::Time deadline) {
@@ -134,14 +144,25 @@ absl::Status SendLine(int socket, absl::string_view path, absl::string_view line
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::vector<FileDescriptor>> Fetch(const std::string& path, absl::string_view line, size_t count,
+                                                  absl::Time deadline) {
+  const absl::StatusOr<FileDescriptor> socket = Connect(path, deadline);
+  if (!socket.ok()) return socket.status();
+  if (absl::Status sent = SendLine(socket->get(), path, line, -1, deadline); !sent.ok()) return sent;
+  return ReceiveDescriptors(socket->get(), path, count, deadline);
+}
+
 }  // namespace
 
 absl::StatusOr<FileDescriptor> FetchDescriptor(const std::string& path, absl::string_view token, absl::Time deadline) {
-  const absl::StatusOr<FileDescriptor> socket = Connect(path, deadline);
-  if (!socket.ok()) return socket.status();
-  absl::Status sent = SendLine(socket->get(), path, absl::StrCat(token, "\n"), -1, deadline);
-  if (!sent.ok()) return sent;
-  return ReceiveDescriptor(socket->get(), path, deadline);
+  absl::StatusOr<std::vector<FileDescriptor>> one = Fetch(path, absl::StrCat(token, "\n"), 1, deadline);
+  if (!one.ok()) return one.status();
+  return std::move(one->front());
+}
+
+absl::StatusOr<std::vector<FileDescriptor>> FetchPoolDescriptors(const std::string& path, absl::string_view token,
+                                                                 size_t count, absl::Time deadline) {
+  return Fetch(path, absl::StrCat("pool ", token, "\n"), count, deadline);
 }
 
 absl::StatusOr<uint64_t> OfferDescriptor(const std::string& path, absl::string_view token, int descriptor,

@@ -24,6 +24,7 @@
 //     the session, but must not destroy it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -41,6 +42,10 @@
 
 namespace stoker::client {
 
+class PoolMapping;
+
+// Of a session on the direct plane (AttachRequest.plane) arena and pool are mapped in any case, and Attach fails when
+// they cannot be; the choice here is not asked.
 enum class ArenaMapping {
   // Maps an arena in host memory where the daemon is reached through a Unix socket and offers it. A failure is in
   // arena()->status(); so is that the arena is on a GPU.
@@ -181,13 +186,24 @@ class Session {
 
  private:
   friend class Client;
+  friend class DirectPlane;
   friend class ServerPlane;
   class Impl;
+  // What a session on the direct plane works with. Of one generation.
+  struct DirectLease {
+    uint64_t generation = 0;
+    v1::AttachRequest request;
+    v1::Attached attached;
+    std::shared_ptr<const Arena> arena;
+    std::shared_ptr<const PoolMapping> pool;   // null on the other planes
+    std::shared_ptr<std::atomic<bool>> taken;  // a DirectPlane has it
+  };
   static absl::StatusOr<std::unique_ptr<Session>> Open(std::shared_ptr<Connection> connection,
                                                        const v1::AttachRequest& request, SessionOptions options);
   explicit Session(std::unique_ptr<Impl> impl);
   // Calls of Arm so far: each makes an end of the plane before.
   uint64_t arm_calls() const;
+  DirectLease direct_lease() const;
 
   const std::unique_ptr<Impl> impl_;
 };

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -126,9 +127,13 @@ absl::StatusOr<Tensors> CheckTensors(const v1::ArenaLayout& layout) {
   return tensors;
 }
 
-// The tensor of that name, which must have that shape and element, and dense innermost rows.
+// Whether elements of the innermost dimension must follow each other.
+enum class Elements { kDense, kApart };
+
+// The tensor of that name, which must have that shape and element.
 absl::StatusOr<const v1::ArenaTensor*> Find(const Tensors& tensors, const std::string& name, absl::string_view element,
-                                            std::initializer_list<uint64_t> shape) {
+                                            std::initializer_list<uint64_t> shape,
+                                            Elements elements = Elements::kDense) {
   const auto found = tensors.find(name);
   if (found == tensors.end()) return absl::InternalError(absl::StrCat("arena tensor '", name, "' is missing"));
   const v1::ArenaTensor& tensor = *found->second.layout;
@@ -141,7 +146,7 @@ absl::StatusOr<const v1::ArenaTensor*> Find(const Tensors& tensors, const std::s
   }
   const int last = tensor.shape_size() - 1;
   const uint64_t element_bytes = ElementBytes(element);
-  if (tensor.shape(last) > 1 && tensor.stride_bytes(last) != element_bytes) {
+  if (elements == Elements::kDense && tensor.shape(last) > 1 && tensor.stride_bytes(last) != element_bytes) {
     return Malformed(tensor,
                      absl::StrCat("stride_bytes[", last, "] is ", tensor.stride_bytes(last), ", not ", element_bytes));
   }
@@ -156,6 +161,58 @@ absl::StatusOr<MatrixView<T>> FindMatrix(const Tensors& tensors, std::byte* data
   if (!tensor.ok()) return tensor.status();
   return MatrixView<T>(data + (*tensor)->offset_bytes(), geometry.max_batch_rows, geometry.max_top_k,
                        (*tensor)->stride_bytes(0));
+}
+
+template <typename T>
+absl::StatusOr<absl::Span<T>> FindArray(const Tensors& tensors, std::byte* data, const std::string& name,
+                                        absl::string_view element, uint64_t count) {
+  absl::StatusOr<const v1::ArenaTensor*> tensor = Find(tensors, name, element, {count});
+  if (!tensor.ok()) return tensor.status();
+  return absl::Span<T>(reinterpret_cast<T*>(data + (*tensor)->offset_bytes()), count);
+}
+
+template <typename T>
+absl::StatusOr<StridedView<T>> FindDoorbells(const Tensors& tensors, std::byte* data, const std::string& name,
+                                             uint64_t count) {
+  absl::StatusOr<const v1::ArenaTensor*> tensor = Find(tensors, name, "u64", {count}, Elements::kApart);
+  if (!tensor.ok()) return tensor.status();
+  return StridedView<T>(data + (*tensor)->offset_bytes(), count, (*tensor)->stride_bytes(0));
+}
+
+// Nothing where none of its tensors is there.
+absl::StatusOr<std::optional<PlaneMail>> FindMail(const Tensors& tensors, std::byte* data, uint64_t groups,
+                                                  uint64_t max_batch_rows) {
+  constexpr absl::string_view kNames[] = {"request",    "done",    "ended",   "batch_rows", "sequence_ids",
+                                          "state_rows", "lengths", "commits", "statuses"};
+  if (std::none_of(std::begin(kNames), std::end(kNames),
+                   [&](absl::string_view name) { return tensors.contains(name); })) {
+    return std::nullopt;
+  }
+  const auto request = FindDoorbells<uint64_t>(tensors, data, "request", groups + 1);
+  const auto done = FindDoorbells<const uint64_t>(tensors, data, "done", groups + 1);
+  const auto ended = FindArray<const int32_t>(tensors, data, "ended", "i32", 1);
+  const auto batch_rows = FindArray<int32_t>(tensors, data, "batch_rows", "i32", 1);
+  const auto sequence_ids = FindArray<uint64_t>(tensors, data, "sequence_ids", "u64", max_batch_rows);
+  const auto state_rows = FindArray<int32_t>(tensors, data, "state_rows", "i32", max_batch_rows);
+  const auto lengths = FindArray<int32_t>(tensors, data, "lengths", "i32", max_batch_rows);
+  const auto commits = FindArray<int32_t>(tensors, data, "commits", "i32", max_batch_rows);
+  const auto statuses = FindArray<const int32_t>(tensors, data, "statuses", "i32", max_batch_rows);
+  for (const absl::Status& status :
+       {request.status(), done.status(), ended.status(), batch_rows.status(), sequence_ids.status(),
+        state_rows.status(), lengths.status(), commits.status(), statuses.status()}) {
+    if (!status.ok()) return status;
+  }
+  PlaneMail mail;
+  mail.request = *request;
+  mail.done = *done;
+  mail.ended = ended->data();
+  mail.batch_rows = batch_rows->data();
+  mail.sequence_ids = *sequence_ids;
+  mail.state_rows = *state_rows;
+  mail.lengths = *lengths;
+  mail.commits = *commits;
+  mail.statuses = *statuses;
+  return mail;
 }
 
 absl::StatusOr<HotPartView> FindRows(const Tensors& tensors, std::byte* data, const std::string& name,
@@ -410,10 +467,9 @@ absl::Status Arena::MakeViews(const v1::AttachRequest& request, const v1::Attach
     auto hot_rows = FindMatrix<const int32_t>(*tensors, data, absl::StrCat("hot_rows.", i), geometry);
     if (!hot_rows.ok()) return hot_rows.status();
     group.hot_rows = *hot_rows;
-    auto misses = Find(*tensors, absl::StrCat("misses.", i), "i32", {geometry.max_batch_rows});
+    auto misses = FindArray<const int32_t>(*tensors, data, absl::StrCat("misses.", i), "i32", geometry.max_batch_rows);
     if (!misses.ok()) return misses.status();
-    group.misses = absl::Span<const int32_t>(reinterpret_cast<const int32_t*>(data + (*misses)->offset_bytes()),
-                                             geometry.max_batch_rows);
+    group.misses = *misses;
     for (const uint32_t layer : request.groups(i).layers()) {
       Layer& parts = layers_[layer];
       for (int part = 0; part < part_count_; ++part) {
@@ -423,10 +479,13 @@ absl::Status Arena::MakeViews(const v1::AttachRequest& request, const v1::Attach
       }
     }
   }
+  auto mail = FindMail(*tensors, data, groups_.size(), geometry.max_batch_rows);
+  if (!mail.ok()) return mail.status();
+  mail_ = *mail;
   if (request.staging_bytes() > 0) {
-    auto staging = Find(*tensors, "staging", "u8", {request.staging_bytes()});
+    auto staging = FindArray<std::byte>(*tensors, data, "staging", "u8", request.staging_bytes());
     if (!staging.ok()) return staging.status();
-    staging_ = absl::Span<std::byte>(data + (*staging)->offset_bytes(), request.staging_bytes());
+    staging_ = *staging;
   }
   return absl::OkStatus();
 }
@@ -467,6 +526,15 @@ absl::StatusOr<absl::Span<const int32_t>> Arena::Misses(uint32_t group) const {
   absl::StatusOr<const Group*> found = FindGroup(group);
   if (!found.ok()) return found.status();
   return (*found)->misses;
+}
+
+absl::StatusOr<PlaneMail> Arena::Mail() const {
+  if (!status_.ok()) return status_;
+  if (!mail_.has_value()) {
+    return absl::FailedPreconditionError(
+        "the arena has no doorbells (tensor 'request'): the daemon is of a version without a server plane");
+  }
+  return *mail_;
 }
 
 absl::StatusOr<absl::Span<std::byte>> Arena::Staging() const {

@@ -5,6 +5,7 @@
 #include "client/session.h"
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -276,6 +277,9 @@ class Session::Impl {
     return state_ == State::kEnded;
   }
 
+  void CountArmCall() { arm_calls_.fetch_add(1, std::memory_order_relaxed); }
+  uint64_t arm_calls() const { return arm_calls_.load(std::memory_order_relaxed); }
+
   Connection& connection() const { return *connection_; }
   const std::shared_ptr<Connection>& shared_connection() const { return connection_; }
 
@@ -504,6 +508,7 @@ class Session::Impl {
   const std::shared_ptr<Connection> connection_;
   const v1::AttachRequest request_;
   const SessionOptions options_;
+  std::atomic<uint64_t> arm_calls_ = 0;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
@@ -738,6 +743,16 @@ absl::Status Session::Read(const v1::ReadRequest& request, v1::ReadResponse* res
   return impl_->Call(impl_->connection().residency(), &v1::Residency::Stub::Read, request, response, options);
 }
 
+absl::Status Session::Arm(const v1::ArmRequest& request, v1::ArmResponse* response, const CallOptions& options) {
+  impl_->CountArmCall();
+  return impl_->Call(impl_->connection().residency(), &v1::Residency::Stub::Arm, request, response, options);
+}
+
+absl::Status Session::Disarm(const v1::DisarmRequest& request, v1::DisarmResponse* response,
+                             const CallOptions& options) {
+  return impl_->Call(impl_->connection().residency(), &v1::Residency::Stub::Disarm, request, response, options);
+}
+
 void Session::StepAsync(const v1::StepRequest* request, v1::StepResponse* response,
                         absl::AnyInvocable<void(absl::Status)> done, const CallOptions& options) {
   impl_->CallAsync(std::move(done), options,
@@ -771,6 +786,7 @@ absl::StatusOr<uint64_t> Session::AwaitAttached(absl::Duration timeout) {
   return (*lease)->generation;
 }
 
+uint64_t Session::arm_calls() const { return impl_->arm_calls(); }
 uint64_t Session::generation() const { return impl_->lease()->generation; }
 bool Session::attached() const { return impl_->status().ok(); }
 bool Session::ended() const { return impl_->ended(); }

@@ -138,6 +138,9 @@ class Session {
   absl::Status Invalidate(const v1::InvalidateRequest& request, v1::InvalidateResponse* response,
                           const CallOptions& options = {});
   absl::Status Read(const v1::ReadRequest& request, v1::ReadResponse* response, const CallOptions& options = {});
+  // ServerPlane (server_plane.h) makes these two.
+  absl::Status Arm(const v1::ArmRequest& request, v1::ArmResponse* response, const CallOptions& options = {});
+  absl::Status Disarm(const v1::DisarmRequest& request, v1::DisarmResponse* response, const CallOptions& options = {});
 
   // As Step and Store, without waiting. `request` and `response` must live until `done` has run; `done` runs exactly
   // once, on a gRPC thread or, where the call cannot start, inside StepAsync. It must not block, nor destroy the
@@ -167,10 +170,13 @@ class Session {
 
  private:
   friend class Client;
+  friend class ServerPlane;
   class Impl;
   static absl::StatusOr<std::unique_ptr<Session>> Open(std::shared_ptr<Connection> connection,
                                                        const v1::AttachRequest& request, SessionOptions options);
   explicit Session(std::unique_ptr<Impl> impl);
+  // Calls of Arm so far: each makes an end of the plane before.
+  uint64_t arm_calls() const;
 
   const std::unique_ptr<Impl> impl_;
 };

@@ -124,6 +124,9 @@ class Stream {
 
   // Copies between host and device memory.
   virtual absl::Status Copy(void* dst, const void* src, size_t bytes) = 0;
+  // Writes one aligned word of device memory, whole: work of other streams reads the old value or the new one.
+  virtual absl::Status Write(uint64_t* target, uint64_t value) = 0;
+  virtual absl::Status Write(int32_t* target, int32_t value) = 0;
 
   virtual absl::Status Resolve(const ResolveArgs& args) = 0;
   // Resolve, then Gather of its misses; a backend may make one operation of the two.
@@ -178,6 +181,10 @@ class Backend {
   virtual std::string_view device() const = 0;
   // Whether operations reach pageable host memory, so that bytes of a message need no copy to be read or written.
   virtual bool reaches_pageable_memory() const { return true; }
+  // Why a stream must not wait for doorbells here; empty where it may.
+  virtual std::string_view no_doorbells() const { return {}; }
+  // Why another process cannot map memory of AllocateShared; empty where it can.
+  virtual std::string_view no_shared_memory() const { return {}; }
   // Zeroed host memory for a pool, which the device reads and writes. RESOURCE_EXHAUSTED names asked and available
   // bytes and the limit.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocatePool(size_t bytes, const PoolOptions& options) = 0;

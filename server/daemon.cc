@@ -71,6 +71,9 @@ core::RegistryLimits LimitsOf(const DaemonConfig& config) {
   limits.drain_grace = absl::Milliseconds(config.drain_grace_ms());
   limits.pool_pressure_percent = config.pool_pressure_percent();
   limits.populate_pools = config.populate_pools();
+  limits.max_armed_sessions = config.max_armed_sessions();
+  limits.direct_plane = config.direct_plane();
+  limits.doorbell_timeout = absl::Milliseconds(config.doorbell_timeout_ms());
   return limits;
 }
 
@@ -423,7 +426,10 @@ MetricsSnapshot Daemon::Snapshot() const {
   snapshot.uptime_seconds = absl::ToDoubleSeconds(absl::Now() - service_.started);
   snapshot.draining = registry_->draining();
   snapshot.max_sessions = static_cast<uint64_t>(config_.max_sessions());
-  snapshot.hot_bytes = static_cast<uint64_t>(registry_->Usage().hot_bytes);
+  const core::RegistryUsage usage = registry_->Usage();
+  snapshot.hot_bytes = static_cast<uint64_t>(usage.hot_bytes);
+  snapshot.armed_sessions = static_cast<uint64_t>(usage.armed_sessions);
+  snapshot.max_armed_sessions = static_cast<uint64_t>(config_.max_armed_sessions());
   snapshot.max_hot_bytes = static_cast<uint64_t>(config_.max_hot_bytes());
   snapshot.max_pool_bytes = static_cast<uint64_t>(config_.max_pool_bytes());
   // In this order, so that a pool that is finished in between is not missing; and not there twice.

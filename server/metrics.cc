@@ -70,6 +70,8 @@ enum Name : size_t {
   kMaxPoolBytes,
   kSessions,
   kMaxSessions,
+  kArmedSessions,
+  kMaxArmedSessions,
   kHotBytes,
   kMaxHotBytes,
   kClientMappedBytes,
@@ -134,6 +136,9 @@ constexpr Description kDescriptions[] = {
     {kMaxPoolBytes, "stoker_max_pool_bytes", kGauge, "", "Limit of the memory of all pools (max_pool_bytes)."},
     {kSessions, "stoker_sessions", kGauge, "", "Attached sessions."},
     {kMaxSessions, "stoker_max_sessions", kGauge, "", "Limit of attached sessions (max_sessions)."},
+    {kArmedSessions, "stoker_armed_sessions", kGauge, "", "Sessions on the server plane."},
+    {kMaxArmedSessions, "stoker_max_armed_sessions", kGauge, "",
+     "Limit of sessions on the server plane (max_armed_sessions)."},
     {kHotBytes, "stoker_hot_bytes", kGauge, "", "Memory of all session arenas: hot buffers, mailboxes, staging areas."},
     {kMaxHotBytes, "stoker_max_hot_bytes", kGauge, "", "Limit of the memory of all session arenas (max_hot_bytes)."},
     {kClientMappedBytes, "stoker_client_mapped_bytes", kGauge, "`session`",
@@ -355,6 +360,8 @@ class Metrics::Families final : public prometheus::Collectable {
     AddHistograms(&families);
     Add(kMaxPoolBytes, {}, snapshot.max_pool_bytes, &families);
     Add(kMaxSessions, {}, snapshot.max_sessions, &families);
+    Add(kArmedSessions, {}, snapshot.armed_sessions, &families);
+    Add(kMaxArmedSessions, {}, snapshot.max_armed_sessions, &families);
     Add(kHotBytes, {}, snapshot.hot_bytes, &families);
     Add(kMaxHotBytes, {}, snapshot.max_hot_bytes, &families);
     Add(kDraining, {}, snapshot.draining ? 1 : 0, &families);

@@ -68,6 +68,8 @@ struct MetricsSnapshot {
   double uptime_seconds = 0;
   bool draining = false;
   uint64_t max_sessions = 0;
+  uint64_t armed_sessions = 0;
+  uint64_t max_armed_sessions = 0;
   uint64_t hot_bytes = 0;
   uint64_t max_hot_bytes = 0;
   uint64_t max_pool_bytes = 0;

@@ -1,6 +1,7 @@
 #include "kernels/cpu/cpu_backend.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <utility>
@@ -63,6 +64,9 @@ class CpuStream : public Stream {
     return absl::OkStatus();
   }
 
+  absl::Status Write(uint64_t* target, uint64_t value) override { return WriteWord(target, value); }
+  absl::Status Write(int32_t* target, int32_t value) override { return WriteWord(target, value); }
+
   absl::Status Resolve(const ResolveArgs& args) override { return Enqueue<cpu::Resolve>(args); }
   absl::Status Invalidate(const InvalidateArgs& args) override { return Enqueue<cpu::Invalidate>(args); }
   absl::Status Reset(const ResetArgs& args) override { return Enqueue<cpu::Reset>(args); }
@@ -90,6 +94,16 @@ class CpuStream : public Stream {
   absl::Status EndBatch(const BatchArgs& args) override { return Enqueue<cpu::EndBatch>(args); }
 
  private:
+  template <typename T>
+  absl::Status WriteWord(T* target, T value) {
+    if (target == nullptr) return absl::InvalidArgumentError("write.target: is null");
+    strand_->Run([target, value] {
+      std::atomic_ref<T>(*target).store(value, std::memory_order_release);
+      return absl::OkStatus();
+    });
+    return absl::OkStatus();
+  }
+
   template <auto kOperation, typename Args>
   absl::Status Enqueue(const Args& args) {
     if (absl::Status status = Validate(args); !status.ok()) return status;

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -65,6 +66,33 @@ struct OperationLimits {
   int64_t max_batch_items = 0;
   int64_t max_queued_operations = 0;
   int64_t max_reserved_blocks = 0;
+  absl::Duration doorbell_timeout;  // of a server plane's step that has begun
+};
+
+// Counts the sessions that are on the server plane.
+class ArmedSessions {
+ public:
+  explicit ArmedSessions(int64_t limit) : limit_(limit) {}
+
+  // RESOURCE_EXHAUSTED with the figures.
+  absl::Status Take();
+  void GiveBack() { armed_.fetch_sub(1); }
+  int64_t count() const { return armed_.load(std::memory_order_relaxed); }
+
+ private:
+  const int64_t limit_;
+  std::atomic<int64_t> armed_{0};
+};
+
+struct ArmResult {
+  uint64_t first_step = 0;
+  absl::Duration doorbell_timeout;
+};
+
+// A step of the server plane that was finished.
+struct PlaneStep {
+  uint64_t device_ns = 0;
+  uint64_t gathered_bytes = 0;
 };
 
 // The result of Admit or Fork for one item.
@@ -187,6 +215,7 @@ struct SessionInfo {
   uint64_t steps = 0;
   uint64_t lookups[kOutcomeCount] = {};
   int64_t queued_operations = 0;
+  bool armed = false;
 };
 
 class Session : public std::enable_shared_from_this<Session> {
@@ -205,7 +234,7 @@ class Session : public std::enable_shared_from_this<Session> {
 
   Session(SessionId id, std::string token, SessionSpec spec, OperationLimits limits, int64_t bytes,
           std::shared_ptr<PoolEntry> pool, std::unique_ptr<SessionStorage> storage, absl::Time attached,
-          FindSession find_session);
+          FindSession find_session, std::string no_server_plane, ArmedSessions* armed_sessions);
   ~Session();
 
   SessionId id() const { return id_; }
@@ -215,6 +244,9 @@ class Session : public std::enable_shared_from_this<Session> {
   const std::shared_ptr<PoolEntry>& pool() const { return pool_; }
   const ArenaLayout& arena() const { return arena_; }
   int64_t bytes() const { return bytes_; }
+  // Why the session can have no server plane; empty where it can.
+  const std::string& no_server_plane() const { return no_server_plane_; }
+  bool direct() const { return spec_.direct; }
   SessionInfo Info() const;
   // Does not take the session's mutex.
   int64_t queued_operations() const { return queued_.load(std::memory_order_relaxed); }
@@ -246,9 +278,20 @@ class Session : public std::enable_shared_from_this<Session> {
   absl::StatusOr<uint64_t> ReadBytes(const ReadRequest& request) const;
   void Read(ReadRequest request, char* target, Done<uint64_t> done);
 
+  // Arm and Disarm of residency.proto. `observer` is called after each step of the plane and must not block. Disarm's
+  // `done` gets the number of steps.
+  void Arm(int64_t top_k, std::function<void(const PlaneStep&)> observer, Done<ArmResult> done);
+  void Disarm(Done<uint64_t> done);
+
+  // On the direct plane: takes in what the engine's steps have done since the last time. Says how long the last of them
+  // took, and what all of them gathered, where there were any.
+  std::optional<PlaneStep> SampleDirect();
+  // Likewise: the pool's descriptors, new ones, which the caller closes.
+  absl::StatusOr<std::vector<int>> DuplicatePoolDescriptors() const;
+
   // Refuses new operations with `reason` and calls `drained` (never inside this call) when those that have begun are
-  // done.
-  void End(absl::Status reason, absl::AnyInvocable<void() &&> drained);
+  // done. `engine_gone`: nothing of the engine's runs any more.
+  void End(absl::Status reason, bool engine_gone, absl::AnyInvocable<void() &&> drained);
   // After `drained`: closes the session's sequences in the pool and frees its memory.
   void Destroy(bool retain, absl::Time now);
 
@@ -258,6 +301,8 @@ class Session : public std::enable_shared_from_this<Session> {
   struct Opened {
     int32_t state_row = -1;
   };
+  // kEnding: it was told to.
+  enum class PlaneState : uint8_t { kNone, kArmed, kEnding };
 
   // Begins an operation; every success is followed by one EndOperation.
   absl::Status BeginOperation() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -296,6 +341,13 @@ class Session : public std::enable_shared_from_this<Session> {
   // Closes sequences that were opened for a caller who will not hear of it.
   void Abandon(const std::vector<SequenceId>& ids);
   void CloseSequences(std::vector<std::pair<SequenceId, int32_t>> closing, bool retain, absl::Time now);
+  // FAILED_PRECONDITION: doorbells, or the engine itself, start this session's steps.
+  absl::Status CheckNotArmed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status ArmNow(int64_t top_k, std::function<void(const PlaneStep&)> observer)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void PlaneEnded();
+  // Takes in what a plane has done; returns the bytes gathered since the last time.
+  uint64_t CountPlane(const PlaneSample& sample);
   void CountLookups(const StepWork& work);
   // Takes in the device's totals; returns the bytes gathered since the last time.
   uint64_t CountDevice(const DeviceTotals& totals);
@@ -308,6 +360,8 @@ class Session : public std::enable_shared_from_this<Session> {
   const std::shared_ptr<PoolEntry> pool_;
   const absl::Time attached_;
   const FindSession find_session_;
+  const std::string no_server_plane_;
+  ArmedSessions* const armed_sessions_;
   ArenaLayout arena_;
   Bounce* const bounce_;  // null: the device reaches messages
 
@@ -318,8 +372,11 @@ class Session : public std::enable_shared_from_this<Session> {
   absl::Status ended_ ABSL_GUARDED_BY(mutex_);
   absl::AnyInvocable<void() &&> drained_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<AdmitCall>> admissions_ ABSL_GUARDED_BY(mutex_);  // those that may be waiting
+  PlaneState plane_ ABSL_GUARDED_BY(mutex_) = PlaneState::kNone;
+  std::vector<absl::AnyInvocable<void() &&>> on_plane_end_ ABSL_GUARDED_BY(mutex_);
   absl::Mutex device_mutex_;
   DeviceTotals device_totals_ ABSL_GUARDED_BY(device_mutex_);
+  PlaneSample plane_sample_ ABSL_GUARDED_BY(device_mutex_);
   std::atomic<int64_t> queued_{0};
   std::atomic<int64_t> open_count_{0};
   std::atomic<uint64_t> steps_{0};

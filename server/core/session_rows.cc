@@ -233,6 +233,7 @@ void Session::Commit(std::vector<CommitItem> items, Done<BatchResult> done) {
   auto op = std::make_shared<Operation>();
   {
     absl::MutexLock lock(&mutex_);
+    if (status.ok()) status = CheckNotArmed();
     if (status.ok()) status = BeginOperation();
     if (status.ok()) {
       const int64_t newest_rows = pool_->pool.spec().block_rows;
@@ -357,6 +358,7 @@ void Session::Gather(int64_t group, std::vector<int64_t> layers, Done<uint64_t> 
   auto totals = std::make_shared<DeviceTotals>();
   {
     absl::MutexLock lock(&mutex_);
+    if (status.ok()) status = CheckNotArmed();
     if (status.ok()) status = BeginOperation();
     if (status.ok()) {
       const absl::Status enqueued = storage_->Gather(static_cast<int32_t>(group), *chosen, totals.get());

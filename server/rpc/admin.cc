@@ -23,6 +23,7 @@ void ToProto(const core::SessionInfo& info, v1::SessionInfo* proto) {
   proto->set_max_reserved_blocks(static_cast<uint32_t>(info.max_reserved_blocks));
   proto->set_arena_bytes(static_cast<uint64_t>(info.bytes));
   proto->set_steps(info.steps);
+  proto->set_armed(info.armed);
   v1::LookupTotals* lookups = proto->mutable_lookups();
   lookups->set_hot(info.lookups[0]);
   lookups->set_newest(info.lookups[1]);

@@ -224,6 +224,40 @@ class ResidencyService final : public v1::Residency::CallbackService {
     return call;
   }
 
+  grpc::ServerUnaryReactor* Arm(grpc::CallbackServerContext* context, const v1::ArmRequest* request,
+                                v1::ArmResponse* response) override {
+    auto* call = new UnaryCall(service_, "Residency/Arm");
+    const auto session = Begin(*context, response, call);
+    if (session == nullptr) return call;
+    session->Arm(
+        request->top_k(),
+        [metrics = service_.metrics](const core::PlaneStep& step) {
+          const double seconds = static_cast<double>(step.device_ns) * 1e-9;
+          metrics->ObserveStep(server::StepPlane::kServer, seconds);
+        },
+        [call, response](absl::StatusOr<core::ArmResult> armed) {
+          if (armed.ok()) {
+            response->set_first_step(armed->first_step);
+            response->set_doorbell_timeout_ms(
+                static_cast<uint32_t>(absl::ToInt64Milliseconds(armed->doorbell_timeout)));
+          }
+          call->Reply(armed.status());
+        });
+    return call;
+  }
+
+  grpc::ServerUnaryReactor* Disarm(grpc::CallbackServerContext* context, const v1::DisarmRequest*,
+                                   v1::DisarmResponse* response) override {
+    auto* call = new UnaryCall(service_, "Residency/Disarm");
+    const auto session = Begin(*context, response, call);
+    if (session == nullptr) return call;
+    session->Disarm([call, response](absl::StatusOr<uint64_t> steps) {
+      if (steps.ok()) response->set_steps(*steps);
+      call->Reply(steps.status());
+    });
+    return call;
+  }
+
   grpc::ServerBidiReactor<v1::RunStepsRequest, v1::RunStepsResponse>* RunSteps(
       grpc::CallbackServerContext* context) override {
     return new RunStepsStream(service_, Authenticate(service_, *context));

@@ -108,6 +108,14 @@ class BouncedStream final : public Stream {
     batch_.push_back({staged, to_reach ? nullptr : dst});
     return from_reach ? stream_->Copy(staged->data(), src, bytes) : stream_->Copy(dst, staged->data(), bytes);
   }
+  absl::Status Write(uint64_t* target, uint64_t value) override {
+    Check("write.target", target);
+    return stream_->Write(target, value);
+  }
+  absl::Status Write(int32_t* target, int32_t value) override {
+    Check("write.target", target);
+    return stream_->Write(target, value);
+  }
 
   absl::Status Resolve(const kernels::ResolveArgs& args) override {
     Check(args.residency);

@@ -4,16 +4,21 @@
 //   attach  attached, before any other call
 //   keyed   has opened the sequence "victim" and stored half of its prompt: 32 of 64 rows
 //   busy    runs steps without a pause
+//   armed   is on the server plane, and has not begun a step
+//   step    is there, in the middle of a step
+//   stepping  runs steps of the server plane without a pause
 #include <unistd.h>
 
 #include <cstdio>
 #include <string>
 
 #include "absl/time/clock.h"
+#include "client/server_plane.h"
 #include "tests/system/rank.h"
 
 namespace {
 
+using stoker::client::ServerPlane;
 using stoker::system_test::BatchRow;
 using stoker::system_test::MakeTokens;
 using stoker::system_test::Rank;
@@ -33,6 +38,22 @@ int Run(const std::string& address, const std::string& pool, const std::string& 
     sequence.id = rank.Admit(rank.Item(sequence.tokens, 64, "victim")).sequence_id();
     if (sequence.id == 0 || !rank.Store(sequence, 0, 32).ok()) return 1;
   }
+  std::unique_ptr<ServerPlane> plane;
+  const bool steps = mode == "step" || mode == "stepping";
+  const Sequence decoded = steps ? rank.Open(MakeTokens(79, 200), 200) : Sequence();
+  if (steps || mode == "armed") {
+    auto armed = ServerPlane::Arm(rank.session(), 16);
+    if (!armed.ok()) return 1;
+    plane = *std::move(armed);
+  }
+  // Up to the first answer of a step, or all of it.
+  const auto run_step = [&](bool whole) {
+    bool ok = plane->Begin({{decoded.id, decoded.state_row, 200}}).ok();
+    for (int32_t& entry : plane->Entries(0, 0)) entry = 7;
+    ok = ok && plane->Ring(0).ok() && plane->Await(0).ok();
+    return ok && (!whole || (plane->Commit({}).ok() && plane->AwaitCommit().ok()));
+  };
+  if (mode == "step" && !run_step(false)) return 1;
   const Sequence busy = mode == "busy" ? rank.Open(MakeTokens(78, 200), 200) : Sequence();
   std::puts("ready");
   std::fflush(stdout);
@@ -41,6 +62,9 @@ int Run(const std::string& address, const std::string& pool, const std::string& 
     for (int32_t i = 0; i < 16; ++i) entries[static_cast<size_t>(i)] = (step * 7 + i * 11) % 199;
     const std::vector<BatchRow> batch = {{.sequence = &busy, .length = 200}};
     if (!rank.Step(batch, {entries}, 16).status.ok()) return 1;
+  }
+  while (mode == "stepping") {
+    if (!run_step(true)) return 1;
   }
   for (;;) pause();
 }

@@ -183,6 +183,8 @@ class Backend {
   virtual bool reaches_pageable_memory() const { return true; }
   // Why a stream must not wait for doorbells here; empty where it may.
   virtual std::string_view no_doorbells() const { return {}; }
+  // Why another process cannot map memory of AllocateShared; empty where it can.
+  virtual std::string_view no_shared_memory() const { return {}; }
   // Zeroed host memory for a pool, which the device reads and writes. RESOURCE_EXHAUSTED names asked and available
   // bytes and the limit.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocatePool(size_t bytes, const PoolOptions& options) = 0;

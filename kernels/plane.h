@@ -63,9 +63,13 @@ struct RingDoorbellArgs {
 
 // Waits until no step that may have read entries or tables as they were before this operation runs any more: later
 // steps see all that was written before it, by this stream or, before the call, by the host. For streams beside the
-// plane's. Has no end of its own: a step in flight ends by its requests, by their time limits or by *abort.
+// plane's. A step of the server plane that is in flight ends by its requests, by their time limits or by the plane's
+// *abort; one of the direct plane by the engine alone.
 struct AwaitQuietArgs {
   const PlaneState* state = nullptr;
+  // They end the wait, whatever still runs.
+  const uint32_t* abort = nullptr;  // optional, host memory: not 0
+  uint64_t limit_ns = 0;            // 0: none
 };
 
 // What is known of a sequence to all sessions and devices, in host memory that all of them reach. Written by the

@@ -72,6 +72,7 @@ core::RegistryLimits LimitsOf(const DaemonConfig& config) {
   limits.pool_pressure_percent = config.pool_pressure_percent();
   limits.populate_pools = config.populate_pools();
   limits.max_armed_sessions = config.max_armed_sessions();
+  limits.direct_plane = config.direct_plane();
   limits.doorbell_timeout = absl::Milliseconds(config.doorbell_timeout_ms());
   return limits;
 }

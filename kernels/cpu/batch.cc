@@ -1,7 +1,6 @@
 // The batch of a plane on the CPU. What the engine writes is read once and checked before it is followed, and so are
 // the daemon's entries and tables; the plan, which BeginBatch has checked, is followed as it is.
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -131,9 +130,8 @@ void BeginBatch(const BatchArgs& args) {
   }
   PlaneState& state = *args.state;
   if (args.raises_step) Store(&state.step, Load(&state.step) + 1);
-  Store(&state.accepted, Load(&state.step));
   // Either what is read from here on is what others wrote before their AwaitQuiet, or that one sees `accepted`.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  StoreInTurn(&state.accepted, Load(&state.step));
 
   thread_local std::vector<BatchRow> rows;
   rows.clear();

@@ -48,6 +48,18 @@ inline void StoreRelease(T* address, T value) {
   std::atomic_ref<T>(*address).store(value, std::memory_order_release);
 }
 
+// Of two threads that go through these with one word, the later one sees all that the other wrote before, be it this
+// word or another. (Fences would do, too, but ThreadSanitizer does not know them.)
+template <typename T>
+inline void StoreInTurn(T* address, T value) {
+  std::atomic_ref<T>(*address).exchange(value, std::memory_order_acq_rel);
+}
+
+template <typename T>
+inline T LoadInTurn(const T* address) {
+  return std::atomic_ref<T>(*const_cast<T*>(address)).fetch_add(0, std::memory_order_acq_rel);
+}
+
 // Adds to a counter that other threads add to. Skips the locked instruction for 0.
 template <typename T>
 inline void Add(T* address, T value) {

@@ -1,6 +1,5 @@
 #include "kernels/cpu/doorbell.h"
 
-#include <atomic>
 #include <iterator>
 #include <utility>
 
@@ -18,6 +17,15 @@ constexpr std::chrono::microseconds kShortPause(50);
 constexpr std::chrono::milliseconds kIdleAfter(10);
 constexpr std::chrono::microseconds kLongPause(500);
 
+// When a wait with this limit, which begins now, is over.
+Clock::time_point EndOf(uint64_t limit_ns) {
+  const Clock::time_point now = Clock::now();
+  const auto longest = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::time_point::max() - now);
+  return limit_ns > 0 && limit_ns < static_cast<uint64_t>(longest.count())
+             ? now + std::chrono::nanoseconds(static_cast<int64_t>(limit_ns))
+             : Clock::time_point::max();
+}
+
 bool Ended(const PlaneState& state) { return Load(&state.outcome) != static_cast<uint32_t>(PlaneOutcome::kRunning); }
 
 }  // namespace
@@ -28,12 +36,8 @@ void DoorbellWait::Begin() {
   step_ = Load(&state.step);
   if (args_.begins_step) {
     Store(&state.step, ++step_);
-  } else if (args_.limit_ns > 0) {
-    const Clock::time_point now = Clock::now();
-    const auto longest = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::time_point::max() - now);
-    end_ = args_.limit_ns < static_cast<uint64_t>(longest.count())
-               ? now + std::chrono::nanoseconds(static_cast<int64_t>(args_.limit_ns))
-               : Clock::time_point::max();
+  } else {
+    end_ = EndOf(args_.limit_ns);
   }
 }
 
@@ -58,12 +62,15 @@ bool DoorbellWait::Over() {
 void DoorbellWait::End(PlaneOutcome outcome) { Store(&args_.state->outcome, static_cast<uint32_t>(outcome)); }
 
 void QuietWait::Begin() {
-  // Against the one of BeginBatch.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  accepted_ = Load(&args_.state->accepted);
+  accepted_ = LoadInTurn(&args_.state->accepted);
+  end_ = EndOf(args_.limit_ns);
 }
 
-bool QuietWait::Over() { return LoadAcquire(&args_.state->finished) >= accepted_; }
+bool QuietWait::Over() {
+  if (LoadAcquire(&args_.state->finished) >= accepted_) return true;
+  if (args_.abort != nullptr && LoadAcquire(args_.abort) != 0) return true;
+  return end_ != Clock::time_point::max() && Clock::now() >= end_;
+}
 
 void RingDoorbell(const RingDoorbellArgs& args) {
   if (!Ended(*args.state)) StoreRelease(args.done, Load(&args.state->step));

@@ -46,6 +46,7 @@ class QuietWait {
  private:
   AwaitQuietArgs args_;
   uint64_t accepted_ = 0;
+  std::chrono::steady_clock::time_point end_ = std::chrono::steady_clock::time_point::max();
 };
 
 // Sets the doorbell, on the calling thread.

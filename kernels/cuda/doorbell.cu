@@ -59,7 +59,16 @@ __global__ void RingDoorbellKernel(const __grid_constant__ RingDoorbellArgs args
 __global__ void AwaitQuietKernel(const __grid_constant__ AwaitQuietArgs args) {
   FenceSequential();  // against the one of BeginBatch
   const uint64_t accepted = Load(&args.state->accepted);
-  while (LoadAcquire(&args.state->finished) < accepted) __nanosleep(kPauseNs);
+  const uint64_t begin_ns = NowNs();
+  uint64_t looked_ns = begin_ns;
+  while (LoadAcquire(&args.state->finished) < accepted) {
+    __nanosleep(kPauseNs);
+    const uint64_t now_ns = NowNs();
+    if (args.limit_ns > 0 && now_ns - begin_ns >= args.limit_ns) return;
+    if (args.abort == nullptr || now_ns - looked_ns < kAbortPauseNs) continue;
+    if (LoadAcquire(args.abort) != 0) return;
+    looked_ns = now_ns;
+  }
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,7 +34,8 @@ inline constexpr int kOutcomeCount = 6;
 struct SessionSpec {
   std::string pool;
   std::string name;
-  std::string device;  // one of Engine::devices; empty: the first
+  std::string device;   // one of Engine::devices; empty: the first
+  bool direct = false;  // on the direct plane
   int64_t state_rows = 0;
   int64_t hot_rows = 0;
   int64_t max_top_k = 0;
@@ -54,10 +56,22 @@ struct ArenaTensor {
   std::string element;
 };
 
+// Where the client of a session on the direct plane finds the pool, in the memory that is behind the pool's
+// descriptors.
+struct DirectLayout {
+  std::vector<uint64_t> part_bytes;  // of each descriptor: their memory lies side by side
+  bool cuda = false;                 // to be imported with cuMemImportFromShareableHandle, else files
+  uint64_t layer_stride_bytes = 0;
+  uint64_t words_offset_bytes = 0;
+  uint64_t words = 0;
+  uint64_t result_offset_bytes = 0;  // kernels::PlaneResult
+};
+
 struct ArenaLayout {
   uint64_t size_bytes = 0;
   std::string ipc_handle;       // cudaIpcMemHandle_t of the arena; empty where it has none
   bool has_descriptor = false;  // SessionStorage::arena_descriptor is one
+  std::optional<DirectLayout> direct;
   std::vector<ArenaTensor> tensors;
   int32_t region_rows = 0;
   int32_t newest_row = 0;
@@ -180,6 +194,13 @@ class SessionStorage {
   virtual const ArenaLayout& arena() const = 0;
   // Descriptor of the arena's memory, or -1. Owned by the storage.
   virtual int arena_descriptor() const = 0;
+  // Of a session on the direct plane: descriptors of the pool's memory, owned by the pool.
+  virtual absl::Span<const int> pool_descriptors() const = 0;
+  // Likewise: what its steps have done. Any thread; the numbers are the engine's.
+  virtual PlaneSample DirectSample() const = 0;
+  // Likewise: no step that begins from now on finds a sequence. The next Notify waits for a step that is in flight, not
+  // longer than `limit`, and not at all where the engine is gone.
+  virtual absl::Status EndDirect(bool engine_gone, absl::Duration limit) = 0;
   // Null where the device reaches all host memory. Outlives the storage.
   virtual Bounce* bounce() const = 0;
 
@@ -250,6 +271,8 @@ class Engine {
   virtual const std::vector<std::string>& devices() const = 0;
   // Why sessions on the device can have no server plane; empty where they can.
   virtual std::string NoServerPlane(absl::string_view device) const = 0;
+  // Likewise the direct plane, on this pool.
+  virtual std::string NoDirectPlane(absl::string_view device, const PoolStorage& pool) const = 0;
   // Bytes that CreatePool and CreateSession would take.
   virtual absl::StatusOr<int64_t> PoolBytes(const PoolSpec& spec) const = 0;
   virtual absl::StatusOr<int64_t> SessionBytes(const PoolSpec& pool, const SessionSpec& spec) const = 0;

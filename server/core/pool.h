@@ -152,11 +152,11 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // Open and retained sequences that a pool can have at one time.
-  static constexpr int64_t kMaxSequences = int64_t{1} << 18;
+  // Open and retained sequences that a pool can have at one time: 8 for each block, at least 4,096, at most 262,144.
+  static int64_t MaxSequences(const PoolSpec& spec);
 
-  // Words for the planes of sessions: word i is of the sequence whose id has index i. kMaxSequences of them, or none.
-  // To be called before there are sequences; they must outlive the pool.
+  // Words for the planes of sessions: word i is of the sequence whose id has index i. MaxSequences of them, or none. To
+  // be called before there are sequences; they must outlive the pool.
   void UseWords(absl::Span<SequenceWord> words);
 
   const PoolSpec& spec() const { return spec_; }

@@ -101,7 +101,7 @@ struct Pool::State {
 
   // A new sequence, with its word.
   Sequence& Create(std::string_view key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
-  // RESOURCE_EXHAUSTED: kMaxSequences.
+  // RESOURCE_EXHAUSTED: MaxSequences.
   absl::Status CheckSequences() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
   // As those of `sequences`, with what the plane of the sequence's writer has stored.
   Sequence* Find(SequenceId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);

@@ -7,8 +7,12 @@
 
 namespace stoker::core {
 
+int64_t Pool::MaxSequences(const PoolSpec& spec) {
+  return std::clamp<int64_t>(8 * spec.blocks, int64_t{1} << 12, int64_t{1} << 18);
+}
+
 void Pool::UseWords(absl::Span<SequenceWord> words) {
-  STOKER_CHECK(words.empty() || static_cast<int64_t>(words.size()) == kMaxSequences);
+  STOKER_CHECK(words.empty() || static_cast<int64_t>(words.size()) == MaxSequences(spec_));
   STOKER_CHECK(counters_.sequences.load() == 0);
   state_->words = words;
 }
@@ -20,9 +24,10 @@ Sequence& Pool::State::Create(std::string_view key) {
 }
 
 absl::Status Pool::State::CheckSequences() const {
-  if (sequences.size() < kMaxSequences) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat("sequences: ", sequences.size(), " of pool ", spec.name,
-                                                   " are open or retained, limit ", kMaxSequences));
+  const int64_t most = MaxSequences(spec);
+  if (sequences.size() < most) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("sequences: ", sequences.size(), " of pool ", spec.name, " are open or retained, limit ", most));
 }
 
 Sequence* Pool::State::Find(SequenceId id) {

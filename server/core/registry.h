@@ -46,6 +46,7 @@ struct RegistryLimits {
   absl::Duration drain_grace;
   int64_t pool_pressure_percent = 0;
   int64_t max_armed_sessions = 0;
+  bool direct_plane = false;  // whether sessions may be on it
   absl::Duration doorbell_timeout;
   bool populate_pools = false;
 };
@@ -79,6 +80,8 @@ class Registry {
     std::function<void(absl::Duration grace)> draining;
     std::function<void(const BlockCounts& blocks)> pool_pressure;
     std::function<void(SessionId by)> superseded;
+    // On the direct plane: steps were done since the last time. May be null.
+    std::function<void(const PlaneStep& last)> stepped;
     // The session is over, its memory freed. OK after Detach.
     std::function<void(absl::Status reason)> ended;
   };
@@ -121,6 +124,8 @@ class Registry {
   std::vector<std::shared_ptr<PoolEntry>> Pools() const;
   absl::StatusOr<std::shared_ptr<PoolEntry>> FindPool(absl::string_view name) const;
 
+  // Why no session of the pool on the device can be on the direct plane; empty where one can.
+  std::string NoDirectPlane(absl::string_view device, const PoolEntry& pool) const;
   // The statuses of Attach in sessions.proto.
   void Attach(SessionSpec spec, SessionEvents events,
               absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<Session>>) &&> done);

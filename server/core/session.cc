@@ -1,6 +1,7 @@
 #include "server/core/session.h"
 
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -66,6 +67,28 @@ absl::StatusOr<int> Session::DuplicateArenaDescriptor() const {
   const int descriptor = fcntl(storage_->arena_descriptor(), F_DUPFD_CLOEXEC, 0);
   if (descriptor < 0) return absl::ErrnoToStatus(errno, "arena: the descriptor cannot be duplicated");
   return descriptor;
+}
+
+absl::StatusOr<std::vector<int>> Session::DuplicatePoolDescriptors() const {
+  absl::MutexLock lock(&mutex_);
+  if (!ended_.ok() || storage_ == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat("session: ", id_.value, " has ended"));
+  }
+  if (!spec_.direct) {
+    return absl::PermissionDeniedError(absl::StrCat("session: ", id_.value, " is not on the direct plane"));
+  }
+  std::vector<int> copies;
+  for (const int descriptor : storage_->pool_descriptors()) {
+    const int copy = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
+    if (copy >= 0) {
+      copies.push_back(copy);
+      continue;
+    }
+    const int error = errno;
+    for (const int made : copies) close(made);
+    return absl::ErrnoToStatus(error, "pool: a descriptor cannot be duplicated");
+  }
+  return copies;
 }
 
 absl::Status Session::BeginOperation() {
@@ -209,7 +232,7 @@ void Session::ApplyForeignWrite(SequenceId id, const WriteFollowUp& write, absl:
   std::move(done)();
 }
 
-void Session::End(absl::Status reason, absl::AnyInvocable<void() &&> drained) {
+void Session::End(absl::Status reason, bool engine_gone, absl::AnyInvocable<void() &&> drained) {
   std::vector<std::weak_ptr<AdmitCall>> admissions;
   {
     absl::MutexLock lock(&mutex_);
@@ -218,6 +241,8 @@ void Session::End(absl::Status reason, absl::AnyInvocable<void() &&> drained) {
     drained_ = std::move(drained);
     admissions.swap(admissions_);
     if (plane_ != PlaneState::kNone) storage_->Disarm();
+    // An error is the device's, which the fence tells.
+    if (spec_.direct) storage_->EndDirect(engine_gone, limits_.doorbell_timeout).IgnoreError();
     // The fence counts as an operation: `drained` comes from its completion, or from a later one's.
     queued_.fetch_add(1, std::memory_order_relaxed);
     storage_->Notify([self = shared_from_this()](absl::Status) { self->EndOperation(); });

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -245,6 +246,7 @@ class Session : public std::enable_shared_from_this<Session> {
   int64_t bytes() const { return bytes_; }
   // Why the session can have no server plane; empty where it can.
   const std::string& no_server_plane() const { return no_server_plane_; }
+  bool direct() const { return spec_.direct; }
   SessionInfo Info() const;
   // Does not take the session's mutex.
   int64_t queued_operations() const { return queued_.load(std::memory_order_relaxed); }
@@ -281,9 +283,15 @@ class Session : public std::enable_shared_from_this<Session> {
   void Arm(int64_t top_k, std::function<void(const PlaneStep&)> observer, Done<ArmResult> done);
   void Disarm(Done<uint64_t> done);
 
+  // On the direct plane: takes in what the engine's steps have done since the last time. Says how long the last of them
+  // took, and what all of them gathered, where there were any.
+  std::optional<PlaneStep> SampleDirect();
+  // Likewise: the pool's descriptors, new ones, which the caller closes.
+  absl::StatusOr<std::vector<int>> DuplicatePoolDescriptors() const;
+
   // Refuses new operations with `reason` and calls `drained` (never inside this call) when those that have begun are
-  // done.
-  void End(absl::Status reason, absl::AnyInvocable<void() &&> drained);
+  // done. `engine_gone`: nothing of the engine's runs any more.
+  void End(absl::Status reason, bool engine_gone, absl::AnyInvocable<void() &&> drained);
   // After `drained`: closes the session's sequences in the pool and frees its memory.
   void Destroy(bool retain, absl::Time now);
 
@@ -333,7 +341,7 @@ class Session : public std::enable_shared_from_this<Session> {
   // Closes sequences that were opened for a caller who will not hear of it.
   void Abandon(const std::vector<SequenceId>& ids);
   void CloseSequences(std::vector<std::pair<SequenceId, int32_t>> closing, bool retain, absl::Time now);
-  // FAILED_PRECONDITION: doorbells start this session's steps.
+  // FAILED_PRECONDITION: doorbells, or the engine itself, start this session's steps.
   absl::Status CheckNotArmed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ArmNow(int64_t top_k, std::function<void(const PlaneStep&)> observer)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -18,6 +18,10 @@ absl::Status ArmedSessions::Take() {
 }
 
 absl::Status Session::CheckNotArmed() const {
+  if (spec_.direct) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("session: ", id_.value, " is on the direct plane, where the engine launches its steps"));
+  }
   if (plane_ == PlaneState::kNone) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("session: ", id_.value, " is on the server plane, where doorbells start steps; Disarm comes first"));
@@ -149,6 +153,30 @@ uint64_t Session::CountPlane(const PlaneSample& sample) {
     before = sample;
   }
   return gathered;
+}
+
+std::optional<PlaneStep> Session::SampleDirect() {
+  PlaneSample sample;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (storage_ == nullptr) return std::nullopt;
+    sample = storage_->DirectSample();
+  }
+  PlaneSample before;
+  {
+    absl::MutexLock lock(&device_mutex_);
+    before = plane_sample_;
+  }
+  // The engine writes them, and may be doing so now: numbers that fall, or belong to another step, wait for the next
+  // time.
+  bool whole = sample.steps > before.steps && sample.committed_rows >= before.committed_rows &&
+               sample.totals.evictions >= before.totals.evictions &&
+               sample.totals.lru_repairs >= before.totals.lru_repairs &&
+               sample.totals.gathered_bytes >= before.totals.gathered_bytes;
+  for (int i = 0; i < kOutcomeCount; ++i) whole = whole && sample.lookups[i] >= before.lookups[i];
+  if (!whole) return std::nullopt;
+  const uint64_t gathered = CountPlane(sample);
+  return PlaneStep{sample.step_ns, gathered};
 }
 
 }  // namespace stoker::core

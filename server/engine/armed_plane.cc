@@ -5,11 +5,24 @@
 #include <utility>
 
 namespace stoker::engine {
+
+core::PlaneSample SampleOf(const kernels::PlaneResult& result) {
+  core::PlaneSample sample;
+  sample.steps = result.state.finished;
+  for (int i = 0; i < core::kOutcomeCount; ++i) sample.lookups[i] = result.counters[i];
+  sample.totals.evictions = result.counters[kernels::kEvictions];
+  sample.totals.lru_repairs = result.counters[kernels::kLruRepairs];
+  sample.totals.gathered_bytes = result.counters[kernels::kPlaneGatheredBytes];
+  sample.committed_rows = result.counters[kernels::kPlaneCommittedRows];
+  sample.step_ns = result.counters[kernels::kPlaneEndNs] - result.counters[kernels::kPlaneBeginNs];
+  return sample;
+}
+
 namespace {
 
-constexpr size_t kSlotsOffset = 128;
-constexpr size_t kSlotBytes = 256;
-static_assert(sizeof(ArmedPlane::Slot) <= kSlotBytes);
+constexpr size_t kResultsOffset = 128;
+constexpr size_t kResultBytes = 256;
+static_assert(sizeof(kernels::PlaneResult) <= kResultBytes);
 
 core::PlaneEnd EndOf(const kernels::PlaneState& state) {
   switch (static_cast<kernels::PlaneOutcome>(state.outcome)) {
@@ -25,30 +38,20 @@ core::PlaneEnd EndOf(const kernels::PlaneState& state) {
   return core::PlaneEnd::kBadStep;
 }
 
-core::PlaneSample SampleOf(const ArmedPlane::Slot& slot) {
-  core::PlaneSample sample;
-  sample.steps = slot.state.finished;
-  for (int i = 0; i < core::kOutcomeCount; ++i) sample.lookups[i] = slot.counters[i];
-  sample.totals.evictions = slot.counters[kernels::kEvictions];
-  sample.totals.lru_repairs = slot.counters[kernels::kLruRepairs];
-  sample.totals.gathered_bytes = slot.counters[kGatheredBytes];
-  sample.committed_rows = slot.counters[kCommittedRows];
-  sample.step_ns = slot.counters[kEndNs] - slot.counters[kBeginNs];
-  return sample;
-}
-
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<ArmedPlane>> ArmedPlane::Start(kernels::Backend& backend, kernels::Stream& stream,
                                                               std::shared_ptr<kernels::Event> after, const Body& body,
                                                               core::PlaneSetup setup) {
   std::shared_ptr<ArmedPlane> plane(new ArmedPlane(stream, std::move(setup)));
-  absl::StatusOr<std::unique_ptr<kernels::Buffer>> host = backend.AllocateHost(kSlotsOffset + kAhead * kSlotBytes);
+  absl::StatusOr<std::unique_ptr<kernels::Buffer>> host = backend.AllocateHost(kResultsOffset + kAhead * kResultBytes);
   if (!host.ok()) return host.status();
   plane->host_ = *std::move(host);
   for (int i = 0; i < kAhead; ++i) {
-    absl::StatusOr<std::unique_ptr<kernels::Program>> program = stream.MakeProgram(
-        [body, abort = plane->abort(), slot = plane->slot(i)](kernels::Stream& s) { return body(s, abort, slot); });
+    absl::StatusOr<std::unique_ptr<kernels::Program>> program =
+        stream.MakeProgram([body, abort = plane->abort(), result = plane->result(i)](kernels::Stream& s) {
+          return body(s, abort, result);
+        });
     if (!program.ok()) return program.status();
     plane->programs_.push_back(*std::move(program));
   }
@@ -67,8 +70,9 @@ absl::StatusOr<std::shared_ptr<ArmedPlane>> ArmedPlane::Start(kernels::Backend& 
   return plane;
 }
 
-ArmedPlane::Slot* ArmedPlane::slot(int program) const {
-  return reinterpret_cast<Slot*>(host_->data() + kSlotsOffset + static_cast<size_t>(program) * kSlotBytes);
+kernels::PlaneResult* ArmedPlane::result(int program) const {
+  return reinterpret_cast<kernels::PlaneResult*>(host_->data() + kResultsOffset +
+                                                 static_cast<size_t>(program) * kResultBytes);
 }
 
 absl::Status ArmedPlane::Enqueue(int program) {
@@ -86,17 +90,17 @@ void ArmedPlane::Disarm() {
 }
 
 void ArmedPlane::Finished(int program, absl::Status status) {
-  Slot result;
-  std::memcpy(&result, slot(program), sizeof(result));
-  const core::PlaneEnd end = status.ok() ? EndOf(result.state) : core::PlaneEnd::kDisarmed;
+  kernels::PlaneResult left;
+  std::memcpy(&left, result(program), sizeof(left));
+  const core::PlaneEnd end = status.ok() ? EndOf(left.state) : core::PlaneEnd::kDisarmed;
   bool last = false, stepped = false;
   core::PlaneEnd reason = core::PlaneEnd::kRunning;
   absl::Status error;
   {
     absl::MutexLock lock(&mutex_);
     --enqueued_;
-    stepped = end == core::PlaneEnd::kRunning && result.state.finished > steps_;
-    if (stepped) steps_ = result.state.finished;
+    stepped = end == core::PlaneEnd::kRunning && left.state.finished > steps_;
+    if (stepped) steps_ = left.state.finished;
     if (end_ == core::PlaneEnd::kRunning) end_ = end;
     error_.Update(status);
     if (end_ == core::PlaneEnd::kRunning && !ending_ && error_.ok()) error_.Update(Enqueue(program));
@@ -105,7 +109,7 @@ void ArmedPlane::Finished(int program, absl::Status status) {
     reason = end_ == core::PlaneEnd::kRunning ? core::PlaneEnd::kDisarmed : end_;
     error = error_;
   }
-  if (stepped) setup_.stepped(SampleOf(result));
+  if (stepped) setup_.stepped(SampleOf(left));
   if (!last) return;
   // They may own what owns the plane.
   auto ended = std::move(setup_.ended);

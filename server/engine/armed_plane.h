@@ -5,7 +5,7 @@
 //
 // Invariants:
 //  1. Between Start and `ended` kAhead programs or fewer are enqueued, and none afterwards.
-//  2. A program's results are in its own slot of host memory, which is read before the program is enqueued again.
+//  2. A program's result is in a place of its own in host memory, which is read before the program is enqueued again.
 #pragma once
 
 #include <functional>
@@ -17,22 +17,20 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "kernels/backend.h"
+#include "kernels/plane_step.h"
 #include "server/core/engine.h"
-#include "server/engine/session_memory.h"
 
 namespace stoker::engine {
+
+core::PlaneSample SampleOf(const kernels::PlaneResult& result);
 
 class ArmedPlane : public std::enable_shared_from_this<ArmedPlane> {
  public:
   static constexpr int kAhead = 2;
 
-  // What a program leaves in host memory.
-  struct Slot {
-    kernels::PlaneState state;
-    uint64_t counters[kCounters];
-  };
-  // Enqueues one step, which ends when `abort` is not 0 and leaves its results in `slot`.
-  using Body = std::function<absl::Status(kernels::Stream& stream, const uint32_t* abort, Slot* slot)>;
+  // Enqueues one step, which ends when `abort` is not 0 and leaves its result in host memory.
+  using Body =
+      std::function<absl::Status(kernels::Stream& stream, const uint32_t* abort, kernels::PlaneResult* result)>;
 
   // Runs on `stream`, which must outlive the plane's work and have nothing else to do until then. Its first step begins
   // after `after`.
@@ -51,14 +49,14 @@ class ArmedPlane : public std::enable_shared_from_this<ArmedPlane> {
  private:
   ArmedPlane(kernels::Stream& stream, core::PlaneSetup setup) : stream_(stream), setup_(std::move(setup)) {}
 
-  Slot* slot(int program) const;
+  kernels::PlaneResult* result(int program) const;
   uint32_t* abort() const { return reinterpret_cast<uint32_t*>(host_->data()); }
   absl::Status Enqueue(int program) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Finished(int program, absl::Status status);
 
   kernels::Stream& stream_;
   core::PlaneSetup setup_;
-  std::unique_ptr<kernels::Buffer> host_;  // the abort word, then the slots
+  std::unique_ptr<kernels::Buffer> host_;  // the abort word, then the results
   std::vector<std::unique_ptr<kernels::Program>> programs_;
   mutable absl::Mutex mutex_;
   int enqueued_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/plane.h"
+#include "kernels/plane_step.h"
 #include "kernels/resolve.h"
 #include "server/engine/row_formats.h"
 
@@ -73,6 +74,35 @@ void AddHotTensors(SessionMemory& memory, int64_t layer) {
   }
 }
 
+// What the client library follows on the direct plane.
+void AddStateTensors(SessionMemory& memory, const core::SessionSpec& session) {
+  const uint64_t state_rows = static_cast<uint64_t>(session.state_rows);
+  const uint64_t hot_rows = static_cast<uint64_t>(session.hot_rows);
+  const uint64_t batch = static_cast<uint64_t>(session.max_batch_rows);
+  const uint64_t top_k = static_cast<uint64_t>(session.max_top_k);
+  const auto add = [&](std::string name, int64_t offset, std::vector<uint64_t> shape, std::string element,
+                       uint64_t element_bytes) {
+    memory.arena.tensors.push_back(Dense(absl::StrCat("state.", name), memory.state_offset + offset, std::move(shape),
+                                         std::move(element), element_bytes));
+  };
+  for (size_t g = 0; g < memory.groups.size(); ++g) {
+    const SessionMemory::Group& group = memory.groups[g];
+    add(absl::StrCat("slot_key.", g), group.slot_key, {state_rows, hot_rows}, "i32", 4);
+    add(absl::StrCat("lru.", g), group.lru, {state_rows, hot_rows}, "i16", 2);
+    add(absl::StrCat("miss_pool_rows.", g), group.miss_pool_rows, {batch, top_k}, "i32", 4);
+    add(absl::StrCat("miss_hot_rows.", g), group.miss_hot_rows, {batch, top_k}, "i32", 4);
+    add(absl::StrCat("miss_counts.", g), group.miss_counts, {batch}, "i32", 4);
+  }
+  add("block_table", memory.block_table, {state_rows, static_cast<uint64_t>(memory.table_columns)}, "i32", 4);
+  add("allowed_blocks", memory.allowed_blocks, {state_rows, static_cast<uint64_t>(memory.allowed_words)}, "u64", 8);
+  add("entries", memory.entries, {state_rows, sizeof(kernels::StateRowEntry) / 8}, "u64", 8);
+  add("plane", memory.plane_state, {sizeof(kernels::PlaneState) / 8}, "u64", 8);
+  add("counters", memory.plane_counters, {kernels::kPlaneCounters}, "u64", 8);
+  add("batch_plan", memory.batch_plan, {kPlanArrays, batch}, "i32", 4);
+  add("plan_rows", memory.plan_rows, {1}, "i32", 4);
+  add("claims", memory.claims, {state_rows}, "i32", 4);
+}
+
 }  // namespace
 
 absl::StatusOr<SessionMemory> SessionMemory::Make(const core::PoolSpec& pool, const core::SessionSpec& session) {
@@ -136,12 +166,16 @@ absl::StatusOr<SessionMemory> SessionMemory::Make(const core::PoolSpec& pool, co
   memory.statuses = arena.Take(batch * 4);
   memory.entries = state.Take(session.state_rows * static_cast<int64_t>(sizeof(kernels::StateRowEntry)));
   memory.plane_state = state.Take(sizeof(kernels::PlaneState));
-  memory.plane_counters = state.Take(kCounters * 8);
+  memory.plane_counters = state.Take(kernels::kPlaneCounters * 8);
   memory.batch_plan = state.Take(kPlanArrays * batch * 4);
   memory.plan_rows = state.Take(4);
   memory.claims = state.Take(session.state_rows * 4);
+  if (session.direct) {
+    memory.state_offset = arena.Take(state.used());
+  } else {
+    memory.private_bytes = state.used();
+  }
   memory.arena_bytes = RoundUp(arena.used(), kArenaAlignment);
-  memory.private_bytes = state.used();
 
   memory.arena.size_bytes = static_cast<uint64_t>(memory.arena_bytes);
   memory.arena.region_rows = static_cast<int32_t>(region_rows);
@@ -168,6 +202,7 @@ absl::StatusOr<SessionMemory> SessionMemory::Make(const core::PoolSpec& pool, co
   memory.arena.tensors.push_back(Dense("lengths", memory.lengths, {rows}, "i32", 4));
   memory.arena.tensors.push_back(Dense("commits", memory.commits, {rows}, "i32", 4));
   memory.arena.tensors.push_back(Dense("statuses", memory.statuses, {rows}, "i32", 4));
+  if (session.direct) AddStateTensors(memory, session);
   return memory;
 }
 

@@ -3,7 +3,8 @@
 //
 // The arena holds what the engine reads and writes: hot caches, mailbox, staging area. Everything that the daemon
 // follows (block tables, residency, plans) is private, so that a client can spoil its own rows but never reach
-// another's.
+// another's. A session on the direct plane has no private state: its engine, which has the whole pool mapped, is
+// trusted.
 #pragma once
 
 #include <cstdint>
@@ -62,11 +63,13 @@ struct SessionMemory {
   int64_t statuses = 0;        // arena
   int64_t entries = 0;         // private, kernels::StateRowEntry [state_rows]
   int64_t plane_state = 0;     // private, kernels::PlaneState
-  int64_t plane_counters = 0;  // private, u64 [kCounters]
+  int64_t plane_counters = 0;  // private, u64 [kernels::kPlaneCounters]
   int64_t batch_plan = 0;      // private, i32 [kPlanArrays][max_batch_rows]
   int64_t plan_rows = 0;       // private, i32
   int64_t claims = 0;          // private, i32 [state_rows]
   std::vector<Group> groups;
+  // Of a session on the direct plane all is in the arena, and what is private elsewhere begins at state_offset.
+  int64_t state_offset = 0;
   int64_t arena_bytes = 0;
   int64_t private_bytes = 0;
   core::ArenaLayout arena;
@@ -103,7 +106,6 @@ inline constexpr int64_t kDoorbellBytes = 128;
 inline constexpr int64_t kGatheredBytes = 8;
 inline constexpr int64_t kBeginNs = 9;
 inline constexpr int64_t kEndNs = 10;
-inline constexpr int64_t kCommittedRows = 11;  // of a plane
 inline constexpr int64_t kCounters = 16;
 
 }  // namespace stoker::engine

@@ -62,8 +62,7 @@ absl::Status SessionStorage::EnqueueNewest(const core::StepWork& work) {
   return absl::OkStatus();
 }
 
-kernels::GatherCompactArgs SessionStorage::GatherArgs(int32_t group, absl::Span<const int32_t> layers, int32_t rows,
-                                                      int32_t top_k) const {
+kernels::GatherCompactArgs SessionStorage::GatherArgs(int32_t group, absl::Span<const int32_t> layers) const {
   const SessionMemory::Group& memory = memory_.groups[group];
   kernels::GatherCompactArgs args;
   args.pool = pool_;
@@ -75,38 +74,9 @@ kernels::GatherCompactArgs SessionStorage::GatherArgs(int32_t group, absl::Span<
   args.miss_pool_rows = InState<int32_t>(memory.miss_pool_rows);
   args.miss_hot_rows = InState<int32_t>(memory.miss_hot_rows);
   args.miss_counts = InState<int32_t>(memory.miss_counts);
-  args.rows = rows;
-  args.top_k = top_k;
+  args.rows = plans_[group].rows;
+  args.top_k = plans_[group].top_k;
   args.gathered_bytes = Counter(kGatheredBytes);
-  return args;
-}
-
-kernels::ResolveArgs SessionStorage::ResolveArgsOf(int32_t group, int64_t rows, int32_t top_k, int64_t stride) const {
-  const SessionMemory::Group& memory = memory_.groups[group];
-  kernels::ResolveArgs args;
-  args.index_space = index_space();
-  args.residency = ResidencyOf(group);
-  args.rows = static_cast<int32_t>(rows);
-  args.top_k = top_k;
-  args.entries = InArena<int32_t>(memory.indices);
-  args.entry_stride = stride;
-  args.block_table = InState<int32_t>(memory_.block_table);
-  args.block_table_stride = memory_.table_columns;
-  args.block_table_rows = static_cast<int32_t>(spec_.state_rows);
-  args.block_table_columns = static_cast<int32_t>(memory_.table_columns);
-  args.block_rows = static_cast<int32_t>(pool_spec_.block_rows);
-  args.pool_rows = pool_.layout.rows;
-  if (spec_.index_space == core::IndexSpace::kPoolRow) {
-    args.allowed_blocks = InState<uint64_t>(memory_.allowed_blocks);
-    args.allowed_stride = memory_.allowed_words;
-  }
-  args.region_rows = memory_.arena.region_rows;
-  args.newest_row = memory_.arena.newest_row;
-  args.hot_rows_out = InArena<int32_t>(memory.hot_rows);
-  args.hot_rows_out_stride = stride;
-  args.miss_pool_rows = InState<int32_t>(memory.miss_pool_rows);
-  args.miss_hot_rows = InState<int32_t>(memory.miss_hot_rows);
-  args.miss_counts = InState<int32_t>(memory.miss_counts);
   return args;
 }
 
@@ -122,24 +92,46 @@ absl::Status SessionStorage::EnqueueGroup(const core::StepWork& work, const core
   if (group.indices != nullptr) {
     if (absl::Status status = Upload(mailbox, group.indices, entries * 4); !status.ok()) return status;
   }
-  kernels::ResolveArgs args = ResolveArgsOf(group.group, rows, work.top_k, stride);
+  kernels::ResolveArgs args;
+  args.index_space = index_space();
+  args.residency = ResidencyOf(group.group);
+  args.rows = static_cast<int32_t>(rows);
+  args.top_k = work.top_k;
+  args.entries = mailbox;
+  args.entry_stride = stride;
   args.lengths.data = Argument(kLengths);
   args.state_rows.data = Argument(kStateRows);
-  if (spec_.index_space == core::IndexSpace::kPoolRow) args.newest_pool_rows = Argument(kNewestPoolRows);
+  args.block_table = InState<int32_t>(memory_.block_table);
+  args.block_table_stride = memory_.table_columns;
+  args.block_table_rows = static_cast<int32_t>(spec_.state_rows);
+  args.block_table_columns = static_cast<int32_t>(memory_.table_columns);
+  args.block_rows = static_cast<int32_t>(pool_spec_.block_rows);
+  args.pool_rows = pool_.layout.rows;
+  if (spec_.index_space == core::IndexSpace::kPoolRow) {
+    args.newest_pool_rows = Argument(kNewestPoolRows);
+    args.allowed_blocks = InState<uint64_t>(memory_.allowed_blocks);
+    args.allowed_stride = memory_.allowed_words;
+  }
   if (any_resident_) {
     args.resident_table = InState<int32_t>(memory_.resident_table);
     args.resident_stride = memory_.table_columns;
     args.resident_rows = static_cast<int32_t>(spec_.state_rows);
     args.resident_columns = static_cast<int32_t>(memory_.table_columns);
   }
+  args.region_rows = memory_.arena.region_rows;
+  args.newest_row = memory_.arena.newest_row;
+  args.hot_rows_out = hot_rows;
+  args.hot_rows_out_stride = stride;
+  args.miss_pool_rows = InState<int32_t>(memory.miss_pool_rows);
+  args.miss_hot_rows = InState<int32_t>(memory.miss_hot_rows);
+  args.miss_counts = InState<int32_t>(memory.miss_counts);
   args.counts = InState<int32_t>(memory.counts);
   args.stats = Counter(0);
   Plan& plan = plans_[group.group];
   plan.rows = static_cast<int32_t>(rows);
   plan.top_k = work.top_k;
   if (group.gather) {
-    const absl::Status enqueued =
-        stream_->ResolveGather(args, GatherArgs(group.group, spec_.groups[group.group], plan.rows, plan.top_k));
+    const absl::Status enqueued = stream_->ResolveGather(args, GatherArgs(group.group, spec_.groups[group.group]));
     if (!enqueued.ok()) return enqueued;
   } else {
     if (absl::Status enqueued = stream_->Resolve(args); !enqueued.ok()) return enqueued;
@@ -220,8 +212,7 @@ absl::Status SessionStorage::Step(core::StepWork& work) {
 absl::Status SessionStorage::FlushPlan(int32_t group) {
   std::vector<int32_t> pending;
   pending.swap(plans_[group].pending);
-  return pending.empty() ? absl::OkStatus()
-                         : stream_->Gather(GatherArgs(group, pending, plans_[group].rows, plans_[group].top_k));
+  return pending.empty() ? absl::OkStatus() : stream_->Gather(GatherArgs(group, pending));
 }
 
 absl::Status SessionStorage::FlushPlans() {
@@ -242,8 +233,7 @@ absl::Status SessionStorage::Gather(int32_t group, absl::Span<const int32_t> lay
     plan.pending.erase(it);
   }
   if (!wanted.empty()) {
-    if (absl::Status status = stream_->Gather(GatherArgs(group, wanted, plan.rows, plan.top_k)); !status.ok())
-      return status;
+    if (absl::Status status = stream_->Gather(GatherArgs(group, wanted)); !status.ok()) return status;
   }
   return CopyTotals(totals);
 }

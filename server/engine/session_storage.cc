@@ -8,21 +8,28 @@ namespace stoker::engine {
 
 absl::StatusOr<std::unique_ptr<core::SessionStorage>> SessionStorage::Create(
     kernels::Backend& backend, core::Bounce* bounce, const core::PoolSpec& pool_spec, const kernels::RowStore& pool,
-    absl::Span<core::SequenceWord> words, const core::SessionSpec& spec) {
+    absl::Span<core::SequenceWord> words, const core::SessionSpec& spec, const DirectMemory& direct) {
   absl::StatusOr<SessionMemory> memory = SessionMemory::Make(pool_spec, spec);
   if (!memory.ok()) return memory.status();
   std::unique_ptr<SessionStorage> storage(
-      new SessionStorage(backend, bounce, pool_spec, pool, words, spec, *std::move(memory)));
+      new SessionStorage(backend, bounce, pool_spec, pool, words, spec, direct, *std::move(memory)));
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> arena =
       backend.AllocateShared(static_cast<size_t>(storage->memory_.arena_bytes));
   if (!arena.ok()) return arena.status();
   storage->arena_ = *std::move(arena);
   storage->memory_.arena.ipc_handle = std::string(storage->arena_->ipc_handle());
   storage->memory_.arena.has_descriptor = storage->arena_->descriptor() >= 0;
-  absl::StatusOr<std::unique_ptr<kernels::Buffer>> state =
-      backend.AllocatePrivate(static_cast<size_t>(storage->memory_.private_bytes));
-  if (!state.ok()) return state.status();
-  storage->state_ = *std::move(state);
+  if (spec.direct) {
+    storage->memory_.arena.direct = direct.layout;
+    absl::StatusOr<std::unique_ptr<kernels::Buffer>> abort = backend.AllocateHost(sizeof(uint32_t));
+    if (!abort.ok()) return abort.status();
+    storage->quiet_abort_ = *std::move(abort);
+  } else {
+    absl::StatusOr<std::unique_ptr<kernels::Buffer>> state =
+        backend.AllocatePrivate(static_cast<size_t>(storage->memory_.private_bytes));
+    if (!state.ok()) return state.status();
+    storage->state_ = *std::move(state);
+  }
   absl::StatusOr<std::unique_ptr<kernels::Stream>> stream = backend.CreateStream();
   if (!stream.ok()) return stream.status();
   storage->stream_ = *std::move(stream);
@@ -47,6 +54,9 @@ absl::Status SessionStorage::Initialize() {
       }
     }
   }
+  const std::vector<int32_t>* unclaimed = Keep(std::vector<int32_t>(spec_.state_rows, kernels::kUnclaimed));
+  absl::Status claims = Upload(InState<int32_t>(memory_.claims), unclaimed->data(), spec_.state_rows * 4);
+  if (!claims.ok()) return claims;
   for (int64_t begin = 0; begin < spec_.state_rows; begin += kChunkRows) {
     std::vector<int32_t> rows(std::min(kChunkRows, spec_.state_rows - begin));
     std::iota(rows.begin(), rows.end(), static_cast<int32_t>(begin));

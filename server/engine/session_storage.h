@@ -13,13 +13,19 @@
 
 namespace stoker::engine {
 
+// What a session on the direct plane has in the pool's memory.
+struct DirectMemory {
+  core::DirectLayout layout;
+  kernels::PlaneResult* result = nullptr;
+  std::vector<int> descriptors;  // of the pool's memory; owned by it
+  std::shared_ptr<void> place;   // gives `result` back
+};
+
 class SessionStorage final : public core::SessionStorage {
  public:
-  static absl::StatusOr<std::unique_ptr<core::SessionStorage>> Create(kernels::Backend& backend, core::Bounce* bounce,
-                                                                      const core::PoolSpec& pool_spec,
-                                                                      const kernels::RowStore& pool,
-                                                                      absl::Span<core::SequenceWord> words,
-                                                                      const core::SessionSpec& spec);
+  static absl::StatusOr<std::unique_ptr<core::SessionStorage>> Create(
+      kernels::Backend& backend, core::Bounce* bounce, const core::PoolSpec& pool_spec, const kernels::RowStore& pool,
+      absl::Span<core::SequenceWord> words, const core::SessionSpec& spec, const DirectMemory& direct);
   ~SessionStorage() override = default;
 
   const core::ArenaLayout& arena() const override { return memory_.arena; }
@@ -39,6 +45,9 @@ class SessionStorage final : public core::SessionStorage {
   absl::Status Commit(const core::CommitWork& work) override;
   absl::Status Invalidate(const core::InvalidateWork& work) override;
   absl::Status Read(const core::ReadWork& work) override;
+  absl::Span<const int> pool_descriptors() const override { return direct_.descriptors; }
+  core::PlaneSample DirectSample() const override;
+  absl::Status EndDirect(bool engine_gone, absl::Duration limit) override;
   absl::Status Arm(core::PlaneSetup setup) override;
   void Disarm() override;
   void Notify(absl::AnyInvocable<void(absl::Status) &&> done) override;
@@ -55,14 +64,15 @@ class SessionStorage final : public core::SessionStorage {
 
   SessionStorage(kernels::Backend& backend, core::Bounce* bounce, const core::PoolSpec& pool_spec,
                  const kernels::RowStore& pool, absl::Span<core::SequenceWord> words, const core::SessionSpec& spec,
-                 SessionMemory memory)
+                 const DirectMemory& direct, SessionMemory memory)
       : backend_(backend),
         bounce_(bounce),
         pool_spec_(pool_spec),
         spec_(spec),
         memory_(std::move(memory)),
         pool_(pool),
-        words_(words) {}
+        words_(words),
+        direct_(direct) {}
 
   absl::Status Initialize();
   // Empties the residency of at most kChunkRows state rows.
@@ -73,7 +83,7 @@ class SessionStorage final : public core::SessionStorage {
   }
   template <typename T>
   T* InState(int64_t offset) const {
-    return reinterpret_cast<T*>(state_->data() + offset);
+    return reinterpret_cast<T*>((spec_.direct ? arena_->data() + memory_.state_offset : state_->data()) + offset);
   }
   int32_t* Argument(StepArgument argument) const {
     return InState<int32_t>(memory_.step_arguments) + argument * step_rows_;
@@ -97,10 +107,7 @@ class SessionStorage final : public core::SessionStorage {
   absl::Status UploadResident(const core::StepRowWork& row);
   absl::Status EnqueueNewest(const core::StepWork& work);
   absl::Status EnqueueGroup(const core::StepWork& work, const core::StepGroupWork& group);
-  // Of a resolve of `rows` batch rows whose entries, and hot rows, are `stride` apart in the mailbox.
-  kernels::ResolveArgs ResolveArgsOf(int32_t group, int64_t rows, int32_t top_k, int64_t stride) const;
-  kernels::GatherCompactArgs GatherArgs(int32_t group, absl::Span<const int32_t> layers, int32_t rows,
-                                        int32_t top_k) const;
+  kernels::GatherCompactArgs GatherArgs(int32_t group, absl::Span<const int32_t> layers) const;
   absl::Status FlushPlan(int32_t group);
   absl::Status FlushPlans();
   absl::Status CopyTotals(core::DeviceTotals* totals);
@@ -109,11 +116,12 @@ class SessionStorage final : public core::SessionStorage {
   absl::Status UploadEntry(int32_t state_row, uint64_t sequence_id);
   // Between the two no step of the plane uses the state rows: a step that names one gets a status.
   absl::Status Suspend(absl::Span<const int32_t> state_rows);
+  absl::Status AwaitQuiet(absl::Duration limit);
   absl::Status Resume(absl::Span<const int32_t> state_rows);
-  kernels::BatchArgs BatchArgsOf(uint64_t session, int32_t top_k) const;
-  // One step of the plane: see ArmedPlane::Body.
-  absl::Status EnqueuePlaneStep(kernels::Stream& stream, const kernels::BatchArgs& batch, absl::Duration timeout,
-                                const uint32_t* abort, ArmedPlane::Slot* slot) const;
+  kernels::PlaneMemory PlaneMemoryOf(uint64_t session, int32_t top_k) const;
+  // One step of the server plane: see ArmedPlane::Body.
+  absl::Status EnqueuePlaneStep(kernels::Stream& stream, const kernels::PlaneStep& step, absl::Duration timeout,
+                                const uint32_t* abort, kernels::PlaneResult* result) const;
 
   kernels::Backend& backend_;
   core::Bounce* const bounce_;
@@ -122,6 +130,7 @@ class SessionStorage final : public core::SessionStorage {
   SessionMemory memory_;
   const kernels::RowStore pool_;
   const absl::Span<core::SequenceWord> words_;
+  const DirectMemory direct_;
   std::vector<uint64_t> sequence_ids_;  // of each state row; 0: closed
   std::vector<int32_t> all_layers_;
   std::vector<int32_t> no_pages_;             // -1, one for each column
@@ -132,8 +141,9 @@ class SessionStorage final : public core::SessionStorage {
   int64_t step_rows_ = 0;  // of the step being enqueued: columns of its arguments
   std::vector<std::shared_ptr<void>> kept_;
   std::unique_ptr<kernels::Buffer> arena_;
-  std::unique_ptr<kernels::Buffer> state_;
-  std::shared_ptr<ArmedPlane> plane_;  // the last one; it may have ended
+  std::unique_ptr<kernels::Buffer> state_;        // null on the direct plane
+  std::unique_ptr<kernels::Buffer> quiet_abort_;  // the direct plane's: u32, not 0 when its engine is gone
+  std::shared_ptr<ArmedPlane> plane_;             // the last one; it may have ended
   // Last: their destructors wait for work that uses the rest.
   std::unique_ptr<kernels::Stream> plane_stream_;  // null before the first Arm
   std::unique_ptr<kernels::Stream> stream_;

@@ -9,13 +9,12 @@
 namespace stoker::rpc {
 namespace {
 
-constexpr char kCpu[] = "cpu";  // the device that is no GPU
-
 core::SessionSpec FromProto(const v1::AttachRequest& proto) {
   core::SessionSpec spec;
   spec.pool = proto.pool();
   spec.name = proto.name();
   spec.device = proto.device();
+  spec.direct = proto.plane() == v1::PLANE_DIRECT;
   spec.state_rows = proto.state_rows();
   spec.hot_rows = proto.hot_rows();
   spec.max_top_k = proto.max_top_k();
@@ -63,6 +62,23 @@ absl::string_view NoServerPlane(const core::Session& session, const v1::ArenaLay
              : "";
 }
 
+// Why no session like this one can be on the direct plane; empty where it can.
+std::string NoDirectPlane(const ServiceContext& service, const core::Session& session) {
+  std::string reason = service.registry->NoDirectPlane(session.spec().device, *session.pool());
+  if (reason.empty() && service.descriptor_path.empty()) reason = "the daemon has no Unix socket to hand memory out";
+  return reason;
+}
+
+void ToProto(const core::DirectLayout& layout, const std::string& descriptor_path, v1::DirectAccess* proto) {
+  proto->set_memory(layout.cuda ? v1::DirectAccess::MEMORY_CUDA : v1::DirectAccess::MEMORY_FILE);
+  proto->mutable_part_bytes()->Add(layout.part_bytes.begin(), layout.part_bytes.end());
+  proto->set_layer_stride_bytes(layout.layer_stride_bytes);
+  proto->set_sequence_words_offset_bytes(layout.words_offset_bytes);
+  proto->set_sequence_words(layout.words);
+  proto->set_result_offset_bytes(layout.result_offset_bytes);
+  proto->set_descriptor_socket(descriptor_path);
+}
+
 // The stream of one session. Lives until gRPC is done with it; the session's events reach it through shared ownership
 // and find it closed afterwards.
 class AttachStream final : public grpc::ServerWriteReactor<v1::AttachResponse> {
@@ -94,6 +110,9 @@ class AttachStream final : public grpc::ServerWriteReactor<v1::AttachResponse> {
       v1::AttachResponse event;
       event.mutable_superseded()->set_by_session_id(by.value);
       Send(*link, std::move(event));
+    };
+    events.stepped = [metrics = service_.metrics](const core::PlaneStep& last) {
+      metrics->ObserveStep(server::StepPlane::kDirect, static_cast<double>(last.device_ns) * 1e-9);
     };
     events.ended = [link = link_](const absl::Status& reason) { End(*link, reason); };
     service_.registry->Attach(FromProto(request), std::move(events),
@@ -158,7 +177,6 @@ class AttachStream final : public grpc::ServerWriteReactor<v1::AttachResponse> {
     attached->set_session_id(session.id().value);
     attached->set_token(session.token());
     attached->set_device(session.spec().device);
-    const bool cpu = session.spec().device == kCpu;
     ToProto(session.arena(), service_.descriptor_path, attached->mutable_arena());
     rpc::ToProto(session.pool()->pool.spec(), attached->mutable_pool());
     v1::SessionLimits* limits = attached->mutable_limits();
@@ -168,12 +186,10 @@ class AttachStream final : public grpc::ServerWriteReactor<v1::AttachResponse> {
     limits->set_max_batch_items(static_cast<uint32_t>(session.limits().max_batch_items));
     limits->set_max_message_bytes(static_cast<uint64_t>(service_.max_message_bytes));
     limits->set_max_queued_operations(static_cast<uint32_t>(session.limits().max_queued_operations));
-    AddPlane(v1::PLANE_RPC, "", attached);
+    AddPlane(v1::PLANE_RPC, session.direct() ? "the session is on the direct plane" : "", attached);
     AddPlane(v1::PLANE_SERVER, NoServerPlane(session, attached->arena()), attached);
-    AddPlane(
-        v1::PLANE_DIRECT,
-        cpu ? "the device is the CPU; the direct plane needs a GPU" : "this version of the daemon has no direct plane",
-        attached);
+    AddPlane(v1::PLANE_DIRECT, NoDirectPlane(service_, session), attached);
+    if (session.direct()) ToProto(*session.arena().direct, service_.descriptor_path, attached->mutable_direct());
     bool cancelled = false;
     {
       absl::MutexLock lock(&link_->mutex);

@@ -215,7 +215,9 @@ TEST_P(PlaneBatchTest, Edges) {
     begin([=](BatchCase& c) { c.word(1).max_rows = value; });
     begin([=](BatchCase& c) { c.word(1).stored_rows = value; });
   }
-  for (const int32_t value : Edges(8)) {
+  // Around the lengths of rows 1 and 2.
+  for (const int32_t value : Edges(9)) {
+    for (const int32_t i : {1, 2}) begin([=](BatchCase& c) { c.lengths()[i] = value; });
     begin([=](BatchCase& c) { c.word(1).max_rows = value; });
     begin([=](BatchCase& c) { c.word(1).stored_rows = value; });
   }

@@ -297,6 +297,22 @@ TEST_P(PlaneTest, QuietComesWithTheEndOfTheStepInFlight) {
   }
 }
 
+// The engine of a direct plane that dies in a step leaves one in flight for ever.
+TEST_P(PlaneTest, QuietOfAStepThatNeverEnds) {
+  const auto host = backend().AllocateHost(64).value();
+  auto* const abort = reinterpret_cast<uint32_t*>(host->data());
+  const PlaneState in_flight{.step = 7, .accepted = 7, .finished = 6};
+  ASSERT_TRUE(stream().Copy(state(), &in_flight, sizeof(in_flight)).ok());
+  ASSERT_TRUE(stream().AwaitQuiet({.state = state(), .limit_ns = 2'000'000}).ok());
+  ASSERT_TRUE(Finish(stream()).ok());
+  ASSERT_TRUE(stream().AwaitQuiet({.state = state(), .abort = abort}).ok());
+  const std::shared_ptr<Event> end = stream().Record();
+  LookForAWhile();
+  ASSERT_FALSE(end->Done());
+  std::atomic_ref<uint32_t>(*abort).store(1);
+  ASSERT_TRUE(Finish(stream()).ok());
+}
+
 // A daemon takes a sequence from its state row while steps run, and waits for quiet. Steps that still found the
 // sequence must have ended then.
 TEST_P(PlaneTest, QuietSeparatesStepsFromWhatIsWrittenBeforeIt) {
@@ -344,14 +360,14 @@ TEST_P(PlaneTest, QuietSeparatesStepsFromWhatIsWrittenBeforeIt) {
 }
 
 TEST_P(PlaneTest, ProgramsRunWhatTheyRecordedEachTime) {
+  uint64_t values[3] = {1, 0, 0};
+  ASSERT_TRUE(stream().Copy(stamps(), values, sizeof(values)).ok());
   const auto program = stream()
                            .MakeProgram([this](Stream& on) {
                              on.Timestamp(stamps() + 2);
                              return on.Copy(stamps() + 1, stamps(), 8);
                            })
                            .value();
-  uint64_t values[3] = {1, 0, 0};
-  ASSERT_TRUE(stream().Copy(stamps(), values, sizeof(values)).ok());
   ASSERT_TRUE(stream().Copy(values, stamps(), sizeof(values)).ok());
   ASSERT_TRUE(Finish(stream()).ok());
   EXPECT_EQ(values[1], 0) << "it was not enqueued";

@@ -41,6 +41,8 @@ class CudaStream final : public Stream {
   void Wait(std::shared_ptr<Event> event) override;
   void Timestamp(uint64_t* ns) override;
   absl::Status Copy(void* dst, const void* src, size_t bytes) override;
+  absl::Status Write(uint64_t* target, uint64_t value) override { return Copy(target, &value, sizeof(value)); }
+  absl::Status Write(int32_t* target, int32_t value) override { return Copy(target, &value, sizeof(value)); }
   absl::Status Resolve(const ResolveArgs& args) override;
   absl::Status ResolveGather(const ResolveArgs& args, const GatherCompactArgs& gather) override;
   absl::Status Gather(const GatherCompactArgs& args) override;

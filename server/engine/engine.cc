@@ -120,6 +120,11 @@ class BackendEngine final : public core::Engine {
 
   const std::vector<std::string>& devices() const override { return devices_; }
 
+  bool MpsEnabled() const override {
+    return std::all_of(backends_.begin(), backends_.end(),
+                       [](const kernels::Backend* backend) { return backend->shares_contexts(); });
+  }
+
   std::string NoServerPlane(absl::string_view device) const override {
     const auto at = std::find(devices_.begin(), devices_.end(), device);
     STOKER_CHECK(at != devices_.end());

@@ -327,6 +327,55 @@ TEST_P(PlaneTest, QuietOfAStepThatNeverEnds) {
   ASSERT_TRUE(Finish(stream()).ok());
 }
 
+// The plane goes on as if nothing had been: only the wait ends.
+TEST_P(PlaneTest, QuietHasEndsOfItsOwn) {
+  const PlaneState running = {.step = 3, .accepted = 3, .finished = 2};
+  SetState(running);
+  stream().Timestamp(stamps());
+  ASSERT_TRUE(stream().AwaitQuiet({.state = state(), .abort = bells().abort(), .limit_ns = 2 * kMilliseconds}).ok());
+  stream().Timestamp(stamps() + 1);
+  uint64_t ns[2];
+  ASSERT_TRUE(stream().Copy(ns, stamps(), sizeof(ns)).ok());
+  ASSERT_TRUE(Finish(stream()).ok());
+  EXPECT_GE(ns[1] - ns[0], 2 * kMilliseconds);
+  ASSERT_TRUE(stream().AwaitQuiet({.state = state(), .abort = bells().abort(), .limit_ns = 0}).ok());
+  const std::shared_ptr<Event> end = stream().Record();
+  LookForAWhile();
+  EXPECT_FALSE(end->Done());
+  bells().Abort();
+  ASSERT_TRUE(Finish(stream()).ok());
+  const PlaneState after = State();
+  EXPECT_EQ(std::memcmp(&after, &running, sizeof(running)), 0);
+}
+
+TEST_P(PlaneTest, WordsAreWrittenInOrderAndWhole) {
+  EXPECT_THAT(std::string(stream().Write(static_cast<uint64_t*>(nullptr), 1).message()),
+              HasSubstr("write.target: is null"));
+  EXPECT_THAT(std::string(stream().Write(static_cast<int32_t*>(nullptr), 1).message()),
+              HasSubstr("write.target: is null"));
+  auto* const words = reinterpret_cast<int32_t*>(stamps() + 8);
+  uint64_t poison[12];
+  std::fill(std::begin(poison), std::end(poison), ~uint64_t{0});
+  ASSERT_TRUE(stream().Copy(stamps(), poison, sizeof(poison)).ok());
+  ASSERT_TRUE(Finish(stream()).ok());
+  for (uint64_t i = 0; i < 300; ++i) {
+    ASSERT_TRUE(stream().Write(stamps() + 1, i << 32 | i).ok());
+    ASSERT_TRUE(stream().Write(words + 1, static_cast<int32_t>(i)).ok());
+    uint64_t seen = 0;
+    ASSERT_TRUE(side().Copy(&seen, stamps() + 1, 8).ok());
+    ASSERT_TRUE(Finish(side()).ok());
+    ASSERT_TRUE(seen == ~uint64_t{0} || (seen >> 32 == (seen & 0xffffffff) && (seen >> 32) <= i)) << seen;
+  }
+  uint64_t after[12];
+  ASSERT_TRUE(stream().Copy(after, stamps(), sizeof(after)).ok());
+  ASSERT_TRUE(Finish(stream()).ok());
+  EXPECT_EQ(after[0], ~uint64_t{0});
+  EXPECT_EQ(after[1], uint64_t{299} << 32 | 299);
+  EXPECT_EQ(after[2], ~uint64_t{0});
+  EXPECT_EQ(after[8], uint64_t{299} << 32 | 0xffffffff);
+  EXPECT_EQ(after[9], ~uint64_t{0});
+}
+
 // A daemon takes a sequence from its state row while steps run, and waits for quiet. Steps that still found the
 // sequence must have ended then.
 TEST_P(PlaneTest, QuietSeparatesStepsFromWhatIsWrittenBeforeIt) {

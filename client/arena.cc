@@ -1,10 +1,7 @@
 #include "client/arena.h"
 
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/time.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,9 +11,9 @@
 #include <limits>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/descriptor_exchange.h"
 
 namespace stoker::client {
 namespace {
@@ -232,104 +229,6 @@ absl::StatusOr<HotPartView> FindPages(const Tensors& tensors, std::byte* data, c
                      (*tensor)->stride_bytes(0), (*tensor)->stride_bytes(1));
 }
 
-absl::Status SocketError(int error, absl::string_view path, absl::string_view what) {
-  const std::string message = absl::StrCat("descriptor socket '", path, "': ", what);
-  switch (error) {
-    case EAGAIN:
-    case EINPROGRESS:
-    case ETIMEDOUT:
-      return absl::DeadlineExceededError(absl::StrCat(message, ": timed out"));
-    case ENOENT:
-    case ECONNREFUSED:
-    case ECONNRESET:
-    case EPIPE:
-      return absl::UnavailableError(absl::StrCat(message, ": ", std::strerror(error)));
-    default:
-      return absl::ErrnoToStatus(error, message);
-  }
-}
-
-// Bounds the socket's next operation. False when the deadline has passed.
-bool SetTimeout(int socket, int option, absl::Time deadline) {
-  // Zero would mean no bound, so less than a microsecond counts as over.
-  const absl::Duration left = std::min(deadline - absl::Now(), absl::Hours(1));
-  if (left < absl::Microseconds(1)) {
-    errno = EAGAIN;
-    return false;
-  }
-  const timeval timeout = absl::ToTimeval(left);
-  return setsockopt(socket, SOL_SOCKET, option, &timeout, sizeof(timeout)) == 0;
-}
-
-// Receives one byte and the descriptor that comes with it.
-absl::StatusOr<FileDescriptor> ReceiveDescriptor(int socket, absl::string_view path, absl::Time deadline) {
-  char byte = 0;
-  iovec data{&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
-  ssize_t received = 0;
-  do {
-    if (!SetTimeout(socket, SO_RCVTIMEO, deadline)) return SocketError(errno, path, "receive");
-    received = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-  } while (received < 0 && errno == EINTR);
-  if (received < 0) return SocketError(errno, path, "receive");
-  FileDescriptor descriptor;
-  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
-    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
-    if (header->cmsg_len != CMSG_LEN(sizeof(int))) continue;  // a second one does not fit: the kernel closed it
-    int value = -1;
-    std::memcpy(&value, CMSG_DATA(header), sizeof(value));
-    descriptor = FileDescriptor(value);
-  }
-  if (!descriptor.valid()) {
-    // A daemon that refuses sends the reason as text and closes.
-    char reason[256];
-    ssize_t reason_bytes = 0;
-    if (received > 0 && SetTimeout(socket, SO_RCVTIMEO, deadline)) {
-      reason_bytes = recv(socket, reason, sizeof(reason), MSG_WAITALL);
-    }
-    return absl::PermissionDeniedError(absl::StrCat(
-        "descriptor socket '", path, "': the daemon sent no descriptor", reason_bytes > 0 ? ": " : "",
-        absl::CHexEscape(absl::string_view(reason, static_cast<size_t>(std::max<ssize_t>(reason_bytes, 0))))));
-  }
-  if ((message.msg_flags & MSG_CTRUNC) != 0) {
-    return absl::InternalError(absl::StrCat("descriptor socket '", path, "': more than one descriptor came"));
-  }
-  return descriptor;
-}
-
-absl::StatusOr<FileDescriptor> FetchDescriptor(const std::string& path, absl::string_view token, absl::Time deadline) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof(address.sun_path)) {
-    return absl::InternalError(absl::StrCat("descriptor_socket has ", path.size(),
-                                            " bytes; a Unix socket's path has at most ", sizeof(address.sun_path) - 1));
-  }
-  std::memcpy(address.sun_path, path.data(), path.size());
-  const FileDescriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!socket.valid()) return SocketError(errno, path, "socket");
-  int result = 0;
-  do {
-    // Bounds connect, too, which waits while the listener's queue is full.
-    if (!SetTimeout(socket.get(), SO_SNDTIMEO, deadline)) return SocketError(errno, path, "connect");
-    result = connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
-  } while (result != 0 && errno == EINTR);
-  if (result != 0) return SocketError(errno, path, "connect");
-
-  const std::string line = absl::StrCat(token, "\n");
-  for (size_t sent = 0; sent < line.size();) {
-    if (!SetTimeout(socket.get(), SO_SNDTIMEO, deadline)) return SocketError(errno, path, "send");
-    const ssize_t count = send(socket.get(), line.data() + sent, line.size() - sent, MSG_NOSIGNAL);
-    if (count < 0 && errno != EINTR) return SocketError(errno, path, "send");
-    if (count > 0) sent += static_cast<size_t>(count);
-  }
-  return ReceiveDescriptor(socket.get(), path, deadline);
-}
-
 absl::Status CheckSize(const v1::ArenaLayout& layout) {
   if (layout.size_bytes() > 0 && layout.size_bytes() <= std::numeric_limits<ptrdiff_t>::max()) return absl::OkStatus();
   return absl::InternalError(
@@ -487,6 +386,12 @@ absl::Status Arena::MakeViews(const v1::AttachRequest& request, const v1::Attach
     if (!staging.ok()) return staging.status();
     staging_ = *staging;
   }
+  for (const v1::ArenaTensor& tensor : layout.tensors()) {
+    tensors_[tensor.name()] = {data + tensor.offset_bytes(),
+                               {tensor.shape().begin(), tensor.shape().end()},
+                               {tensor.stride_bytes().begin(), tensor.stride_bytes().end()},
+                               tensor.element()};
+  }
   return absl::OkStatus();
 }
 
@@ -540,6 +445,13 @@ absl::StatusOr<PlaneMail> Arena::Mail() const {
 absl::StatusOr<absl::Span<std::byte>> Arena::Staging() const {
   if (!status_.ok()) return status_;
   return staging_;
+}
+
+absl::StatusOr<const TensorView*> Arena::Tensor(absl::string_view name) const {
+  if (!status_.ok()) return status_;
+  const auto found = tensors_.find(name);
+  if (found == tensors_.end()) return absl::NotFoundError(absl::StrCat("the arena has no tensor '", name, "'"));
+  return &found->second;
 }
 
 absl::StatusOr<HotPartView> Arena::HotPart(uint32_t layer, RowPart part) const {

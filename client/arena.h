@@ -151,6 +151,14 @@ struct PlaneMail {
   absl::Span<const int32_t> statuses;  // v1::BatchRowStatus
 };
 
+// Views any tensor of the arena, as the daemon describes it: element [i0, i1, ...] is at data + sum(i x stride).
+struct TensorView {
+  std::byte* data = nullptr;
+  std::vector<uint64_t> shape;
+  std::vector<uint64_t> stride_bytes;
+  std::string element;  // "u8", "i16", "i32" or "u64"
+};
+
 // Parts of a row, by row layout: LINEAR has kRow only.
 enum class RowPart : uint8_t { kRow = 0, kK = 0, kV = 1, kValues = 0, kScales = 1 };
 
@@ -211,6 +219,8 @@ class Arena {
   absl::StatusOr<PlaneMail> Mail() const;
   // Empty when the session asked for none.
   absl::StatusOr<absl::Span<std::byte>> Staging() const;
+  // The tensor of that name (ArenaLayout in sessions.proto), for as long as the arena lives. NOT_FOUND.
+  absl::StatusOr<const TensorView*> Tensor(absl::string_view name) const;
   // One part of a layer's hot cache. NOT_FOUND: no index group has the layer; OUT_OF_RANGE: the layout has no such
   // part.
   absl::StatusOr<HotPartView> HotPart(uint32_t layer, RowPart part) const;
@@ -244,6 +254,7 @@ class Arena {
   std::optional<PlaneMail> mail_;  // nothing: an older daemon's arena
   absl::flat_hash_map<uint32_t, Layer> layers_;
   absl::Span<std::byte> staging_;
+  absl::flat_hash_map<std::string, TensorView> tensors_;
 };
 
 }  // namespace stoker::client

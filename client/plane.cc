@@ -53,16 +53,35 @@ absl::StatusOr<Plane> ParsePlane(absl::string_view flag, absl::string_view text)
 }
 
 absl::StatusOr<Plane> ChoosePlane(const v1::Attached& attached, Plane wanted) {
+  if (attached.has_direct()) {
+    if (wanted == Plane::kAuto || wanted == Plane::kDirect) return Plane::kDirect;
+    return absl::FailedPreconditionError(
+        absl::StrCat("plane ", PlaneName(wanted), ": the session has attached on the direct plane"));
+  }
   if (wanted != Plane::kAuto) {
     if (absl::Status status = CheckOffer(attached, wanted); !status.ok()) return status;
-    return wanted;
+    if (wanted != Plane::kDirect) return wanted;
+    return absl::FailedPreconditionError("plane direct: the session has attached without AttachRequest.plane");
   }
   absl::Status none;
-  for (const Plane plane : {Plane::kDirect, Plane::kServer, Plane::kRpc}) {
+  for (const Plane plane : {Plane::kServer, Plane::kRpc}) {
     none = CheckOffer(attached, plane);
     if (none.ok()) return plane;
   }
   return none;
+}
+
+absl::StatusOr<std::unique_ptr<Session>> AttachOnPlane(const Client& client, v1::AttachRequest request, Plane wanted,
+                                                       const SessionOptions& options) {
+  if (wanted == Plane::kAuto || wanted == Plane::kDirect) {
+    request.set_plane(v1::PLANE_DIRECT);
+    absl::StatusOr<std::unique_ptr<Session>> session = client.Attach(request, options);
+    const bool refused = absl::IsFailedPrecondition(session.status()) || absl::IsPermissionDenied(session.status()) ||
+                         absl::IsUnimplemented(session.status());
+    if (wanted == Plane::kDirect || !refused) return session;
+  }
+  request.set_plane(v1::PLANE_UNSPECIFIED);
+  return client.Attach(request, options);
 }
 
 }  // namespace stoker::client

@@ -55,49 +55,8 @@ absl::Status FromPlaneEnd(int32_t ended, absl::Duration doorbell_timeout) {
 
 }  // namespace
 
-absl::Status FromBatchRow(v1::BatchRowStatus status, size_t index, const PlaneRow& row) {
-  const auto text = [&](auto... parts) { return absl::StrCat("batch row ", index, ": ", parts...); };
-  switch (static_cast<int>(status)) {
-    case v1::BATCH_ROW_STATUS_UNSPECIFIED:
-      return absl::OkStatus();
-    case v1::BATCH_ROW_STATUS_BAD_COUNT:
-      return absl::InvalidArgumentError(text("batch_rows is below 0 or above max_batch_rows"));
-    case v1::BATCH_ROW_STATUS_UNKNOWN_SEQUENCE:
-      return absl::NotFoundError(
-          text("state_row ", row.state_row, " does not exist, or does not have sequence_id ", row.sequence_id));
-    case v1::BATCH_ROW_STATUS_NOT_ADJACENT:
-      return absl::InvalidArgumentError(
-          text("other rows lie between this one and those of sequence_id ", row.sequence_id, " before it"));
-    case v1::BATCH_ROW_STATUS_TOO_MANY_ROWS:
-      return absl::InvalidArgumentError(
-          text("the rows of sequence_id ", row.sequence_id, " are above block_rows, or times top_k above hot_rows"));
-    case v1::BATCH_ROW_STATUS_BAD_LENGTH:
-      return absl::InvalidArgumentError(
-          text("length ", row.length,
-               " is below 1, above the sequence's max_rows or max_sequence_rows, below that "
-               "of the row before, or too far above that of its first row"));
-    case v1::BATCH_ROW_STATUS_NOT_STORED:
-      return absl::FailedPreconditionError(
-          text("length ", row.length, ": rows of sequence_id ", row.sequence_id, " before the newest are not stored"));
-    case v1::BATCH_ROW_STATUS_NO_BLOCK:
-      return absl::FailedPreconditionError(text("length ", row.length, ": no block of sequence_id ", row.sequence_id,
-                                                " is reserved for the newest row"));
-    case v1::BATCH_ROW_STATUS_EARLIER_ROW:
-      return absl::FailedPreconditionError(
-          text("a row of sequence_id ", row.sequence_id, " before this one has failed"));
-    case v1::BATCH_ROW_STATUS_NOT_WRITER:
-      return absl::FailedPreconditionError(text("commit: another session writes sequence_id ", row.sequence_id));
-    case v1::BATCH_ROW_STATUS_NOT_APPENDED:
-      return absl::FailedPreconditionError(text(
-          "commit: length ", row.length, " is not one more than the stored rows of sequence_id ", row.sequence_id));
-    default:
-      return absl::InternalError(
-          text("status ", static_cast<int>(status), " is unknown to this version of the client"));
-  }
-}
-
 ServerPlane::ServerPlane(Session& session, std::shared_ptr<const Arena> arena, uint64_t generation, uint32_t top_k)
-    : session_(session), arena_(std::move(arena)), generation_(generation), top_k_(top_k) {}
+    : session_(session), arena_(std::move(arena)), generation_(generation), top_k_(top_k), batch_("Ring") {}
 
 absl::StatusOr<std::unique_ptr<ServerPlane>> ServerPlane::Arm(Session& session, uint32_t top_k,
                                                               const CallOptions& options) {
@@ -125,36 +84,20 @@ absl::Status ServerPlane::Open() {
     return absl::FailedPreconditionError(
         "the arena is on a GPU: there the engine's kernels ring the doorbells, and host code cannot");
   }
-  absl::StatusOr<PlaneMail> mail = arena_->Mail();
-  if (!mail.ok()) return mail.status();
-  mail_ = *mail;
-  groups_.resize(arena_->groups());
-  for (uint32_t group = 0; group < groups_.size(); ++group) {
-    const auto entries = arena_->Indices(group);
-    const auto hot_rows = arena_->HotRows(group);
-    const auto misses = arena_->Misses(group);
-    for (const absl::Status& status : {entries.status(), hot_rows.status(), misses.status()}) {
-      if (!status.ok()) return status;
-    }
-    if (top_k_ < 1 || top_k_ > entries->columns()) {
-      return absl::InvalidArgumentError(absl::StrCat("top_k ", top_k_, " is not 1 to max_top_k, ", entries->columns()));
-    }
-    groups_[group] = {*entries, *hot_rows, *misses};
-  }
-  rows_.reserve(mail_.lengths.size());
-  statuses_.reserve(mail_.lengths.size());
-  return absl::OkStatus();
+  return batch_.Open(*arena_, top_k_);
 }
 
 absl::Status ServerPlane::Start(const v1::ArmResponse& armed) {
-  step_ = armed.first_step();
+  const uint64_t step = armed.first_step();
   doorbell_timeout_ = absl::Milliseconds(armed.doorbell_timeout_ms());
-  if (step_ == 0) return absl::InternalError("Arm: first_step is 0, which no step before it can have answered");
-  for (size_t doorbell = 0; doorbell <= groups(); ++doorbell) {
-    const uint64_t request = LoadAcquire(mail_.request[doorbell]), done = LoadAcquire(mail_.done[doorbell]);
-    if (request == step_ - 1 && done == step_ - 1) continue;
+  if (step == 0) return absl::InternalError("Arm: first_step is 0, which no step before it can have answered");
+  batch_.set_step(step);
+  const PlaneMail& mail = batch_.mail();
+  for (size_t doorbell = 0; doorbell <= batch_.groups(); ++doorbell) {
+    const uint64_t request = LoadAcquire(mail.request[doorbell]), done = LoadAcquire(mail.done[doorbell]);
+    if (request == step - 1 && done == step - 1) continue;
     return absl::InternalError(absl::StrCat("Arm: request[", doorbell, "] is ", request, " and done[", doorbell, "] ",
-                                            done, "; both must be ", step_ - 1, ", one less than first_step"));
+                                            done, "; both must be ", step - 1, ", one less than first_step"));
   }
   return absl::OkStatus();
 }
@@ -187,95 +130,52 @@ absl::Status ServerPlane::CheckSession() const {
 absl::Status ServerPlane::Expect(Call call, size_t doorbell) const {
   if (!status_.ok()) return status_;
   if (disarmed_) return absl::FailedPreconditionError("the server plane was disarmed");
-  if (call == next_ && doorbell == next_doorbell_) return absl::OkStatus();
-  const auto name = [](Call c, size_t i) {
-    switch (c) {
-      case Call::kBegin:
-        return std::string("Begin");
-      case Call::kRing:
-        return absl::StrCat("Ring(", i, ")");
-      case Call::kAwait:
-        return absl::StrCat("Await(", i, ")");
-      case Call::kCommit:
-        return std::string("Commit");
-      case Call::kAwaitCommit:
-        return std::string("AwaitCommit");
-    }
-    return std::string();
-  };
-  return absl::FailedPreconditionError(
-      absl::StrCat(name(call, doorbell), " comes where step ", step_, " needs ", name(next_, next_doorbell_)));
+  return batch_.Expect(call, doorbell);
 }
 
 absl::Status ServerPlane::Begin(absl::Span<const PlaneRow> rows) {
   if (absl::Status status = Expect(Call::kBegin, 0); !status.ok()) return status;
-  if (rows.size() > mail_.lengths.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rows are ", rows.size(), ", above max_batch_rows, ", mail_.lengths.size()));
-  }
-  constexpr uint32_t kMax = std::numeric_limits<int32_t>::max();
-  for (size_t i = 0; i < rows.size(); ++i) {
-    if (rows[i].state_row <= kMax && rows[i].length <= kMax) continue;
-    return absl::InvalidArgumentError(absl::StrCat("rows[", i, "]: state_row ", rows[i].state_row, " or length ",
-                                                   rows[i].length, " is above ", kMax));
-  }
+  if (absl::Status status = batch_.CheckRows(rows); !status.ok()) return status;
   if (absl::Status status = CheckSession(); !status.ok()) return End(status);
-  rows_.assign(rows.begin(), rows.end());
-  *mail_.batch_rows = static_cast<int32_t>(rows.size());
-  for (size_t i = 0; i < rows.size(); ++i) {
-    mail_.sequence_ids[i] = rows[i].sequence_id;
-    mail_.state_rows[i] = rows[i].sequence_id == 0 ? -1 : static_cast<int32_t>(rows[i].state_row);
-    mail_.lengths[i] = static_cast<int32_t>(rows[i].length);
-  }
-  next_ = Call::kRing;
+  batch_.WriteRows(rows);
+  batch_.Took(Call::kBegin);
   return absl::OkStatus();
 }
 
 absl::Status ServerPlane::Ring(uint32_t group) {
-  if (absl::Status status = Expect(Call::kRing, group); !status.ok()) return status;
+  if (absl::Status status = Expect(Call::kLaunch, group); !status.ok()) return status;
   RingDoorbell(group);
-  next_ = Call::kAwait;
+  batch_.Took(Call::kLaunch);
   return absl::OkStatus();
 }
 
 absl::Status ServerPlane::Await(uint32_t group, absl::Duration timeout) {
   if (absl::Status status = Expect(Call::kAwait, group); !status.ok()) return status;
   if (absl::Status status = AwaitDoorbell(group, timeout); !status.ok()) return status;
-  if (group == 0) ReadStatuses();
-  next_doorbell_ = group + 1;
-  next_ = next_doorbell_ < groups() ? Call::kRing : Call::kCommit;
+  if (group == 0) batch_.ReadStatuses();
+  batch_.Took(Call::kAwait);
   return absl::OkStatus();
 }
 
 absl::Status ServerPlane::Commit(absl::Span<const int32_t> commits) {
-  if (absl::Status status = Expect(Call::kCommit, groups()); !status.ok()) return status;
-  if (!commits.empty() && commits.size() != rows_.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("commits are ", commits.size(), "; the step has ", rows_.size(), " rows"));
-  }
-  const absl::Span<int32_t> flags = mail_.commits.first(rows_.size());
-  if (commits.empty()) {
-    std::fill(flags.begin(), flags.end(), 0);
-  } else {
-    std::copy(commits.begin(), commits.end(), flags.begin());
-  }
-  RingDoorbell(groups());
-  next_ = Call::kAwaitCommit;
+  if (absl::Status status = Expect(Call::kCommit, batch_.groups()); !status.ok()) return status;
+  if (absl::Status status = batch_.CheckCommits(commits); !status.ok()) return status;
+  batch_.WriteCommits(commits);
+  RingDoorbell(batch_.groups());
+  batch_.Took(Call::kCommit);
   return absl::OkStatus();
 }
 
 absl::Status ServerPlane::AwaitCommit(absl::Duration timeout) {
-  if (absl::Status status = Expect(Call::kAwaitCommit, groups()); !status.ok()) return status;
-  if (absl::Status status = AwaitDoorbell(groups(), timeout); !status.ok()) return status;
-  ReadStatuses();
-  ++step_;
-  next_ = Call::kBegin;
-  next_doorbell_ = 0;
+  if (absl::Status status = Expect(Call::kAwaitCommit, batch_.groups()); !status.ok()) return status;
+  if (absl::Status status = AwaitDoorbell(batch_.groups(), timeout); !status.ok()) return status;
+  batch_.ReadStatuses();
+  batch_.Took(Call::kAwaitCommit);
   return absl::OkStatus();
 }
 
 void ServerPlane::RingDoorbell(size_t doorbell) {
-  std::atomic_ref<uint64_t>(mail_.request[doorbell]).store(step_, std::memory_order_release);
+  std::atomic_ref<uint64_t>(batch_.mail().request[doorbell]).store(step(), std::memory_order_release);
 }
 
 absl::Status ServerPlane::AwaitDoorbell(size_t doorbell, absl::Duration timeout) {
@@ -283,11 +183,11 @@ absl::Status ServerPlane::AwaitDoorbell(size_t doorbell, absl::Duration timeout)
   absl::Duration sleep = kFirstSleep;
   for (;;) {
     // In this order: what was not answered when the plane had ended never will be.
-    const int32_t ended = LoadAcquire(*mail_.ended);
-    const uint64_t done = LoadAcquire(mail_.done[doorbell]);
-    if (done == step_) return absl::OkStatus();
-    if (done != step_ - 1) {
-      return End(absl::InternalError(absl::StrCat("done[", doorbell, "] is ", done, " in step ", step_,
+    const int32_t ended = LoadAcquire(*batch_.mail().ended);
+    const uint64_t done = LoadAcquire(batch_.mail().done[doorbell]);
+    if (done == step()) return absl::OkStatus();
+    if (done != step() - 1) {
+      return End(absl::InternalError(absl::StrCat("done[", doorbell, "] is ", done, " in step ", step(),
                                                   ": the daemon does not keep to the protocol")));
     }
     if (ended != 0) return End(FromPlaneEnd(ended, doorbell_timeout_));
@@ -298,26 +198,12 @@ absl::Status ServerPlane::AwaitDoorbell(size_t doorbell, absl::Duration timeout)
     }
     if (absl::Status status = CheckSession(); !status.ok()) return End(status);
     if (waited >= timeout) {
-      return End(absl::DeadlineExceededError(absl::StrCat("done[", doorbell, "] of step ", step_,
+      return End(absl::DeadlineExceededError(absl::StrCat("done[", doorbell, "] of step ", step(),
                                                           " did not come within ", absl::FormatDuration(timeout))));
     }
     absl::SleepFor(std::min(sleep, timeout - waited));
     sleep = std::min(2 * sleep, kLongestSleep);
   }
-}
-
-void ServerPlane::ReadStatuses() {
-  statuses_.clear();
-  for (const int32_t status : mail_.statuses.first(rows_.size())) {
-    statuses_.push_back(static_cast<v1::BatchRowStatus>(status));
-  }
-}
-
-absl::Status ServerPlane::FirstRowError() const {
-  for (size_t i = 0; i < statuses_.size(); ++i) {
-    if (statuses_[i] != v1::BATCH_ROW_STATUS_UNSPECIFIED) return FromBatchRow(statuses_[i], i, rows_[i]);
-  }
-  return absl::OkStatus();
 }
 
 absl::StatusOr<uint64_t> ServerPlane::Disarm(const CallOptions& options) {

@@ -35,17 +35,11 @@
 #include "absl/types/span.h"
 #include "client/arena.h"
 #include "client/client.h"
+#include "client/plane_batch.h"
 #include "client/session.h"
 #include "stoker/v1/sessions.pb.h"
 
 namespace stoker::client {
-
-// One row of a step's batch.
-struct PlaneRow {
-  uint64_t sequence_id = 0;  // 0: padding
-  uint32_t state_row = 0;    // as Admit gave it
-  uint32_t length = 0;       // as StepRow.length
-};
 
 class ServerPlane {
  public:
@@ -70,7 +64,7 @@ class ServerPlane {
   absl::Status Begin(absl::Span<const PlaneRow> rows);
   // The top_k entries of a batch row: to be written before Ring(group), and left alone until Await(group) has returned.
   // `group` and `row` are not checked.
-  absl::Span<int32_t> Entries(uint32_t group, size_t row) const { return groups_[group].entries[row].first(top_k_); }
+  absl::Span<int32_t> Entries(uint32_t group, size_t row) const { return batch_.Entries(group, row); }
   // Says that all entries of the group are written.
   absl::Status Ring(uint32_t group);
   // Waits until the hot rows of the group are there. The first one of a step brings statuses().
@@ -80,10 +74,8 @@ class ServerPlane {
   // does not keep to the protocol.
   absl::Status Await(uint32_t group, absl::Duration timeout = kDefaultTimeout);
   // Valid from Await(group) to the next step's Ring(group).
-  absl::Span<const int32_t> HotRows(uint32_t group, size_t row) const {
-    return groups_[group].hot_rows[row].first(top_k_);
-  }
-  int32_t Misses(uint32_t group, size_t row) const { return groups_[group].misses[row]; }
+  absl::Span<const int32_t> HotRows(uint32_t group, size_t row) const { return batch_.HotRows(group, row); }
+  int32_t Misses(uint32_t group, size_t row) const { return batch_.Misses(group, row); }
   // Says that the newest rows are written, and which of them are to be stored: one flag for each batch row, not 0 for
   // those that are, or none at all. Only the session that writes a sequence may have its rows stored.
   absl::Status Commit(absl::Span<const int32_t> commits);
@@ -92,9 +84,9 @@ class ServerPlane {
 
   // How the daemon took each row of the step: as a row of the batch from Await(0) on, and with its commit from
   // AwaitCommit on. A row that failed was padding, and does not end the plane.
-  absl::Span<const v1::BatchRowStatus> statuses() const { return statuses_; }
+  absl::Span<const v1::BatchRowStatus> statuses() const { return batch_.statuses(); }
   // The first of them that is not OK, as a status.
-  absl::Status FirstRowError() const;
+  absl::Status FirstRowError() const { return batch_.FirstRowError(); }
 
   // Ends the plane, in the middle of a step or after an error as well; then the session's steps are calls again. Gives
   // the number of steps that were finished. Errors as Residency.Disarm: FAILED_PRECONDITION where the daemon has ended
@@ -107,17 +99,12 @@ class ServerPlane {
   const Arena& arena() const { return *arena_; }
   uint32_t top_k() const { return top_k_; }
   // Number of the step that is under way, or comes next.
-  uint64_t step() const { return step_; }
+  uint64_t step() const { return batch_.step(); }
   // The daemon ends the plane where, inside a step, so much time passes from its answer to the next doorbell.
   absl::Duration doorbell_timeout() const { return doorbell_timeout_; }
 
  private:
-  enum class Call : uint8_t { kBegin, kRing, kAwait, kCommit, kAwaitCommit };
-  struct Group {
-    MatrixView<int32_t> entries;
-    MatrixView<const int32_t> hot_rows;
-    absl::Span<const int32_t> misses;
-  };
+  using Call = PlaneBatch::Call;
 
   ServerPlane(Session& session, std::shared_ptr<const Arena> arena, uint64_t generation, uint32_t top_k);
   // Makes the views.
@@ -130,29 +117,18 @@ class ServerPlane {
   absl::Status CheckSession() const;
   void RingDoorbell(size_t doorbell);
   absl::Status AwaitDoorbell(size_t doorbell, absl::Duration timeout);
-  void ReadStatuses();
   absl::Status End(absl::Status why);
-  size_t groups() const { return groups_.size(); }
 
   Session& session_;
   const std::shared_ptr<const Arena> arena_;
   const uint64_t generation_;
   const uint32_t top_k_;
-  PlaneMail mail_;
-  std::vector<Group> groups_;
+  PlaneBatch batch_;
   uint64_t arm_call_ = 0;
   absl::Duration doorbell_timeout_;
 
   absl::Status status_;
   bool disarmed_ = false;
-  uint64_t step_ = 0;
-  Call next_ = Call::kBegin;
-  size_t next_doorbell_ = 0;
-  std::vector<PlaneRow> rows_;  // of the step
-  std::vector<v1::BatchRowStatus> statuses_;
 };
-
-// How the row number `index` of a batch was taken; the message names row, field and value.
-absl::Status FromBatchRow(v1::BatchRowStatus status, size_t index, const PlaneRow& row);
 
 }  // namespace stoker::client

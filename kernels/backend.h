@@ -57,6 +57,15 @@ class Buffer {
   virtual std::string_view ipc_handle() const { return {}; }
 };
 
+// Memory of another process that this one is to map: see Backend::MapClientMemory.
+struct ClientMemory {
+  std::string_view ipc_handle;  // the bytes of a cudaIpcMemHandle_t, or
+  int descriptor = -1;          //   a file
+  // The part of it that is wanted.
+  uint64_t offset_bytes = 0;
+  uint64_t size_bytes = 0;
+};
+
 // What the making of a pool is at.
 enum class PoolPhase : uint8_t {
   kFault = 0,  // pages are found and zeroed
@@ -197,6 +206,13 @@ class Backend {
   virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocatePrivate(size_t bytes) = 0;
   // Zeroed host memory that operations and copies of every backend of its kind reach.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(size_t bytes) = 0;
+  // Maps a client's memory for operations of this backend: data() is where offset_bytes are. The buffer must end before
+  // the backend. May take a system call's time. INVALID_ARGUMENT, with field, value and limit: no memory of the kind
+  // that the backend maps, or less of it. FAILED_PRECONDITION: memory that its owner can take away. RESOURCE_EXHAUSTED:
+  // no address space.
+  virtual absl::StatusOr<std::unique_ptr<Buffer>> MapClientMemory(const ClientMemory& /*memory*/) {
+    return absl::UnimplementedError("memory: this device maps none of a client's");
+  }
   virtual absl::StatusOr<std::unique_ptr<Stream>> CreateStream() = 0;
   // Calls `lost` once, with an UNAVAILABLE status, when the device can no longer be used: all work fails from then on.
   // On any thread, at once if it is so already; `lost` must not block. To be set once. The CPU is never lost.

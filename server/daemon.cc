@@ -67,6 +67,8 @@ core::RegistryLimits LimitsOf(const DaemonConfig& config) {
   limits.max_reserved_blocks_per_session = config.max_reserved_blocks_per_session();
   limits.max_batch_items = config.max_batch_items();
   limits.max_queued_operations = config.max_queued_operations();
+  limits.max_tensors_per_session = config.max_tensors_per_session();
+  limits.max_tensor_bytes_per_session = config.max_tensor_bytes_per_session();
   limits.sequence_retention = absl::Milliseconds(config.sequence_retention_ms());
   limits.drain_grace = absl::Milliseconds(config.drain_grace_ms());
   limits.pool_pressure_percent = config.pool_pressure_percent();
@@ -284,13 +286,26 @@ absl::Status Daemon::Listen() {
 #endif
   if (listen_socket_ != nullptr) {
     // Before gRPC serves, so that no session is told of a descriptor socket that is not there yet.
-    absl::StatusOr<std::unique_ptr<DescriptorSocket>> socket = DescriptorSocket::Start(
-        listen_socket_->descriptor_path(), [this](std::string_view token) -> absl::StatusOr<int> {
-          const absl::StatusOr<std::shared_ptr<core::Session>> session =
-              registry_->Authenticate(absl::string_view(token.data(), token.size()));
-          if (!session.ok()) return session.status();
-          return (*session)->DuplicateArenaDescriptor();
-        });
+    const auto lookup = [this](std::string_view token) -> absl::StatusOr<int> {
+      const absl::StatusOr<std::shared_ptr<core::Session>> session =
+          registry_->Authenticate(absl::string_view(token.data(), token.size()));
+      if (!session.ok()) return session.status();
+      return (*session)->DuplicateArenaDescriptor();
+    };
+    const auto offer = [this](std::string_view token, core::FileDescriptor descriptor) -> absl::StatusOr<uint64_t> {
+      const absl::StatusOr<std::shared_ptr<core::Session>> session =
+          registry_->Authenticate(absl::string_view(token.data(), token.size()));
+      if (!session.ok()) return session.status();
+      return (*session)->OfferDescriptor(std::move(descriptor));
+    };
+    const auto pool = [this](std::string_view token) -> absl::StatusOr<std::vector<core::FileDescriptor>> {
+      const absl::StatusOr<std::shared_ptr<core::Session>> session =
+          registry_->Authenticate(absl::string_view(token.data(), token.size()));
+      if (!session.ok()) return session.status();
+      return (*session)->DuplicatePoolDescriptors();
+    };
+    absl::StatusOr<std::unique_ptr<DescriptorSocket>> socket =
+        DescriptorSocket::Start(listen_socket_->descriptor_path(), lookup, {.offer = offer, .pool = pool});
     if (!socket.ok()) return socket.status();
     descriptor_socket_ = *std::move(socket);
   }
@@ -453,7 +468,7 @@ MetricsSnapshot Daemon::Snapshot() const {
   for (const std::shared_ptr<core::Session>& session : registry_->Sessions()) {
     SessionMetrics metrics;
     metrics.session = session->spec().name.empty() ? absl::StrCat(session->id().value) : session->spec().name;
-    metrics.mapped_bytes = session->arena().size_bytes;
+    metrics.mapped_bytes = session->arena().size_bytes + session->tensor_bytes();
     metrics.queued_operations = static_cast<uint64_t>(session->queued_operations());
     snapshot.sessions.push_back(std::move(metrics));
   }

@@ -143,7 +143,8 @@ constexpr Description kDescriptions[] = {
     {kHotBytes, "stoker_hot_bytes", kGauge, "", "Memory of all session arenas: hot buffers, mailboxes, staging areas."},
     {kMaxHotBytes, "stoker_max_hot_bytes", kGauge, "", "Limit of the memory of all session arenas (max_hot_bytes)."},
     {kClientMappedBytes, "stoker_client_mapped_bytes", kGauge, "`session`",
-     "Memory of the session's arena that its engine can map. The series ends with the session."},
+     "Memory of the session's arena, which its engine can map, and of its registered tensors, which the daemon has "
+     "mapped. The series ends with the session."},
     {kQueuedOperations, "stoker_queued_operations", kGauge, "", "Operations of all sessions that wait or run."},
     {kRpcDuration, "stoker_rpc_duration_seconds", kHistogram, "`method` = SERVICE/CALL or other, `code` = gRPC's names",
      "Time from a call's arrival to its status. A stream counts from its start to its end."},
@@ -256,7 +257,7 @@ class Histogram {
   std::atomic<double> sum_{0};
 };
 
-// A histogram that exists from its first use on: of 27 methods x 17 codes most never occur, and each costs 20 lines a
+// A histogram that exists from its first use on: of 29 methods x 17 codes most never occur, and each costs 20 lines a
 // scrape.
 class LazyHistogram {
  public:

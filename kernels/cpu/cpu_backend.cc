@@ -11,6 +11,7 @@
 #include "kernels/cpu/client_memory.h"
 #include "kernels/cpu/doorbell.h"
 #include "kernels/cpu/memory.h"
+#include "kernels/cpu/sealed_file.h"
 #include "kernels/cpu/strand.h"
 #include "kernels/populate.h"
 
@@ -171,6 +172,13 @@ class CpuBackend : public Backend {
   }
   absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(size_t bytes) override {
     return bank_.Allocate("stoker-host", bytes, MemoryBank::Sharing::kPrivate);
+  }
+  absl::StatusOr<std::unique_ptr<Buffer>> MapClientMemory(const ClientMemory& memory) override {
+    if (memory.descriptor < 0) {
+      return absl::InvalidArgumentError(
+          "cuda_ipc: given, the device is the CPU, where memory is named by a descriptor");
+    }
+    return MapSealedFile(memory.descriptor, memory.offset_bytes, memory.size_bytes);
   }
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override {
     return std::make_unique<CpuStream>(&pool_, &poller_);

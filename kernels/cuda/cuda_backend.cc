@@ -14,6 +14,7 @@
 #include "kernels/cuda/device_health.h"
 #include "kernels/cuda/device_uuid.h"
 #include "kernels/cuda/handles.h"
+#include "kernels/cuda/ipc_memory.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/pool_memory.h"
 #include "kernels/cuda/slabs.h"
@@ -77,6 +78,7 @@ class CudaBackend final : public Backend {
         health_(uuid_),
         shared_(device, /*exported=*/true, memory_bytes / kKeptShare),
         private_(device, /*exported=*/false, memory_bytes / kKeptShare),
+        client_memory_(device, uuid_, LoadIpcDriver()),
         completions_(device, &health_) {}
 
   std::string_view device() const override { return uuid_; }
@@ -106,6 +108,11 @@ class CudaBackend final : public Backend {
     if (!memory.ok()) return memory.status();
     std::memset(memory->get(), 0, bytes);
     return std::make_unique<PinnedBuffer>(*std::move(memory), bytes);
+  }
+
+  absl::StatusOr<std::unique_ptr<Buffer>> MapClientMemory(const ClientMemory& memory) override {
+    const CurrentDevice current(device_);
+    return client_memory_.Open(memory);
   }
 
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override {
@@ -141,6 +148,7 @@ class CudaBackend final : public Backend {
   PinnedSlabs staging_;
   DeviceSlabs shared_;
   DeviceSlabs private_;
+  IpcMemory client_memory_;
   Completions completions_;  // last: what it calls uses the rest
 };
 

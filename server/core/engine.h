@@ -23,6 +23,7 @@
 #include "server/core/ids.h"
 #include "server/core/pool.h"
 #include "server/core/sequence_word.h"
+#include "server/core/tensor.h"
 
 namespace stoker::core {
 
@@ -126,6 +127,13 @@ struct RowsWork {
   int64_t staging_offset = -1;         // the staging area
 };
 
+// Whole rows of all layers between the pool and tensors that together have all of its parts.
+struct TensorWork {
+  std::vector<int32_t> pool_rows;
+  std::vector<int32_t> tensor_rows;
+  std::vector<const Tensor*> tensors;
+};
+
 // Rows of listed layers to host memory, [layer][row][bytes]; memory of the session's bounce(), where it has one.
 struct ReadWork {
   std::vector<int32_t> layers;
@@ -215,6 +223,8 @@ class SessionStorage {
 
   virtual absl::Status Store(const RowsWork& work) = 0;
   virtual absl::Status Load(const RowsWork& work) = 0;
+  virtual absl::Status StoreTensors(const TensorWork& work) = 0;
+  virtual absl::Status LoadTensors(const TensorWork& work) = 0;
   // Rows pool_rows[i] of the pool to slots first_position + i of the state row, in all groups.
   virtual absl::Status LoadHot(int32_t state_row, int32_t first_position, const RowsWork& work) = 0;
   virtual absl::Status Step(StepWork& work) = 0;
@@ -236,6 +246,15 @@ class SessionStorage {
   // See kernels::Stream::Hold: work that is enqueued from now on waits for the call of the returned function, which may
   // run it, and `done`, on the calling thread.
   virtual absl::AnyInvocable<void() &&> Hold() = 0;
+};
+
+// Where memory of an engine is to be had: by the bytes of a cudaIpcMemHandle_t, or by the descriptor of a file.
+struct ClientMemorySource {
+  std::string ipc_handle;
+  int descriptor = -1;
+  // The part of it that is wanted.
+  uint64_t offset_bytes = 0;
+  uint64_t size_bytes = 0;
 };
 
 class PoolStorage {
@@ -284,6 +303,10 @@ class Engine {
   // On spec.device, which is one of devices(). `pool` must outlive the session.
   virtual absl::StatusOr<std::unique_ptr<SessionStorage>> CreateSession(const PoolSpec& pool_spec, PoolStorage& pool,
                                                                         const SessionSpec& spec) = 0;
+  // Memory of an engine, for sessions on that device. May take a system call's time. The statuses of RegisterTensor in
+  // sessions.proto.
+  virtual absl::StatusOr<std::unique_ptr<ClientMemory>> MapClientMemory(const std::string& device,
+                                                                        const ClientMemorySource& source) = 0;
 };
 
 }  // namespace stoker::core

@@ -445,13 +445,23 @@ absl::StatusOr<std::shared_ptr<Session>> Registry::AttachNow(const std::shared_p
       engine_->CreateSession(pool->pool.spec(), *pool->storage, spec);
   if (!storage.ok()) return storage.status();
   std::move(give_back).Cancel();
-  const OperationLimits operation_limits = {limits_.max_batch_items, limits_.max_queued_operations,
-                                            spec.max_reserved_blocks, limits_.doorbell_timeout};
-  std::string no_server_plane =
+  const OperationLimits operation_limits = {
+      limits_.max_batch_items,
+      limits_.max_queued_operations,
+      spec.max_reserved_blocks,
+      limits_.doorbell_timeout,
+      {limits_.max_tensors_per_session, static_cast<uint64_t>(limits_.max_tensor_bytes_per_session)}};
+  Session::Environment environment;
+  environment.find_session = [this](SessionId other) { return FindWorking(other); };
+  environment.map_memory = [this](const std::string& device, const ClientMemorySource& source) {
+    return engine_->MapClientMemory(device, source);
+  };
+  environment.post = [this](absl::AnyInvocable<void() &&> task) { background_->Post(std::move(task)); };
+  environment.no_server_plane =
       spec.direct ? "the session is on the direct plane" : engine_->NoServerPlane(spec.device);
-  auto session = std::make_shared<Session>(
-      id, MakeToken(id), std::move(spec), operation_limits, *bytes, pool, *std::move(storage), now_(),
-      [this](SessionId other) { return FindWorking(other); }, std::move(no_server_plane), &armed_sessions_);
+  environment.armed_sessions = &armed_sessions_;
+  auto session = std::make_shared<Session>(id, MakeToken(id), std::move(spec), operation_limits, *bytes, pool,
+                                           *std::move(storage), now_(), std::move(environment));
   absl::MutexLock lock(&mutex_);
   if (draining()) {
     // Drain has told the sessions that it found; this one came too late to be told.
@@ -577,6 +587,7 @@ void Registry::Tick() {
     const std::optional<PlaneStep> step = session->SampleDirect();
     if (step.has_value() && events->stepped != nullptr) events->stepped(*step);
   }
+  for (const std::shared_ptr<Session>& session : Sessions()) session->ExpireOffers(absl::Now());
   for (const std::shared_ptr<PoolEntry>& entry : Pools()) {
     entry->pool.Sweep(now);
     const PoolDescription description = Describe(*entry);

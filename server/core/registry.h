@@ -42,6 +42,8 @@ struct RegistryLimits {
   int64_t max_reserved_blocks_per_session = 0;  // 0: the pool's blocks
   int64_t max_batch_items = 0;
   int64_t max_queued_operations = 0;
+  int64_t max_tensors_per_session = 0;
+  int64_t max_tensor_bytes_per_session = 0;
   absl::Duration sequence_retention;
   absl::Duration drain_grace;
   int64_t pool_pressure_percent = 0;

@@ -14,7 +14,7 @@ namespace stoker::core {
 
 Session::Session(SessionId id, std::string token, SessionSpec spec, OperationLimits limits, int64_t bytes,
                  std::shared_ptr<PoolEntry> pool, std::unique_ptr<SessionStorage> storage, absl::Time attached,
-                 FindSession find_session, std::string no_server_plane, ArmedSessions* armed_sessions)
+                 Environment environment)
     : id_(id),
       token_(std::move(token)),
       spec_(std::move(spec)),
@@ -22,12 +22,11 @@ Session::Session(SessionId id, std::string token, SessionSpec spec, OperationLim
       bytes_(bytes),
       pool_(std::move(pool)),
       attached_(attached),
-      find_session_(std::move(find_session)),
-      no_server_plane_(std::move(no_server_plane)),
-      armed_sessions_(armed_sessions),
+      environment_(std::move(environment)),
       arena_(storage->arena()),
       bounce_(storage->bounce()),
-      storage_(std::move(storage)) {
+      storage_(std::move(storage)),
+      tensors_(id, limits.tensors) {
   free_state_rows_.reserve(spec_.state_rows);
   for (int64_t row = spec_.state_rows; row > 0; --row) free_state_rows_.push_back(static_cast<int32_t>(row - 1));
 }
@@ -69,7 +68,7 @@ absl::StatusOr<int> Session::DuplicateArenaDescriptor() const {
   return descriptor;
 }
 
-absl::StatusOr<std::vector<int>> Session::DuplicatePoolDescriptors() const {
+absl::StatusOr<std::vector<FileDescriptor>> Session::DuplicatePoolDescriptors() const {
   absl::MutexLock lock(&mutex_);
   if (!ended_.ok() || storage_ == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat("session: ", id_.value, " has ended"));
@@ -77,16 +76,11 @@ absl::StatusOr<std::vector<int>> Session::DuplicatePoolDescriptors() const {
   if (!spec_.direct) {
     return absl::PermissionDeniedError(absl::StrCat("session: ", id_.value, " is not on the direct plane"));
   }
-  std::vector<int> copies;
+  std::vector<FileDescriptor> copies;
+  copies.reserve(storage_->pool_descriptors().size());
   for (const int descriptor : storage_->pool_descriptors()) {
-    const int copy = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
-    if (copy >= 0) {
-      copies.push_back(copy);
-      continue;
-    }
-    const int error = errno;
-    for (const int made : copies) close(made);
-    return absl::ErrnoToStatus(error, "pool: a descriptor cannot be duplicated");
+    copies.emplace_back(fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
+    if (!copies.back().valid()) return absl::ErrnoToStatus(errno, "pool: a descriptor cannot be duplicated");
   }
   return copies;
 }
@@ -197,7 +191,7 @@ void Session::FollowUp(std::vector<WriteFollowUp> follow_ups, absl::AnyInvocable
   for (const WriteFollowUp& follow_up : barrier->follow_ups) {
     for (SessionId other_id : follow_up.sessions) {
       // One that has ended may still be reading the old blocks; one whose memory is freed has no work.
-      std::shared_ptr<Session> other = find_session_(other_id);
+      std::shared_ptr<Session> other = environment_.find_session(other_id);
       if (other == nullptr) continue;
       barrier->open.fetch_add(1);
       other->ApplyForeignWrite(follow_up.id, follow_up, [barrier] { barrier->Leave(); });
@@ -254,15 +248,21 @@ void Session::End(absl::Status reason, bool engine_gone, absl::AnyInvocable<void
 
 void Session::Destroy(bool retain, absl::Time now) {
   std::unique_ptr<SessionStorage> storage;
+  TensorRegistry tensors(id_, {});
+  DescriptorOffers offers;
   std::vector<SequenceId> open;
   {
     absl::MutexLock lock(&mutex_);
     storage = std::move(storage_);
+    std::swap(tensors, tensors_);
+    std::swap(offers, offers_);
     for (const auto& [id, opened] : open_) open.push_back(id);
     open_.clear();
     open_count_.store(0, std::memory_order_relaxed);
   }
   storage.reset();
+  tensors = TensorRegistry(id_, {});  // unmapped only now: work of the stream may have used them
+  tensor_bytes_.store(0, std::memory_order_relaxed);
   std::sort(open.begin(), open.end());
   for (SequenceId id : open) pool_->pool.Close(id_, id, retain, now).IgnoreError();
 }

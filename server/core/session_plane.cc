@@ -32,9 +32,9 @@ void Session::Arm(int64_t top_k, std::function<void(const PlaneStep&)> observer,
   if (top_k < 1 || top_k > spec_.max_top_k) {
     status =
         absl::InvalidArgumentError(absl::StrCat("top_k: ", top_k, " given, limits 1 and max_top_k ", spec_.max_top_k));
-  } else if (!no_server_plane_.empty()) {
-    status =
-        absl::FailedPreconditionError(absl::StrCat("plane: the server plane is not available: ", no_server_plane_));
+  } else if (!environment_.no_server_plane.empty()) {
+    status = absl::FailedPreconditionError(
+        absl::StrCat("plane: the server plane is not available: ", environment_.no_server_plane));
   }
   if (status.ok()) {
     absl::MutexLock lock(&mutex_);
@@ -64,7 +64,7 @@ void Session::Arm(int64_t top_k, std::function<void(const PlaneStep&)> observer,
 
 absl::Status Session::ArmNow(int64_t top_k, std::function<void(const PlaneStep&)> observer) {
   if (absl::Status status = BeginOperation(); !status.ok()) return status;
-  absl::Status status = armed_sessions_->Take();
+  absl::Status status = environment_.armed_sessions->Take();
   if (status.ok()) {
     PlaneSetup setup;
     setup.session = id_;
@@ -80,7 +80,7 @@ absl::Status Session::ArmNow(int64_t top_k, std::function<void(const PlaneStep&)
       plane_sample_ = PlaneSample();
     }
     status = storage_->Arm(std::move(setup));
-    if (!status.ok()) armed_sessions_->GiveBack();
+    if (!status.ok()) environment_.armed_sessions->GiveBack();
   }
   if (!status.ok()) {
     queued_.fetch_sub(1, std::memory_order_relaxed);
@@ -124,7 +124,7 @@ void Session::PlaneEnded() {
     plane_ = PlaneState::kNone;
     then.swap(on_plane_end_);
   }
-  armed_sessions_->GiveBack();
+  environment_.armed_sessions->GiveBack();
   for (absl::AnyInvocable<void() &&>& call : then) std::move(call)();
   EndOperation();
 }

@@ -86,6 +86,16 @@ class PoolMemory final : public core::PoolStorage {
   std::array<bool, kDirectSessions> taken_ ABSL_GUARDED_BY(mutex_) = {};
 };
 
+class MappedMemory final : public core::ClientMemory {
+ public:
+  explicit MappedMemory(std::unique_ptr<kernels::Buffer> buffer) : buffer_(std::move(buffer)) {}
+
+  std::byte* data() const override { return buffer_->data(); }
+
+ private:
+  const std::unique_ptr<kernels::Buffer> buffer_;
+};
+
 // All layers of a pool one after the other, so that the rows of one layer's gather lie close together.
 absl::StatusOr<kernels::RowStore> LayOut(const core::PoolSpec& spec) {
   absl::StatusOr<kernels::RowLayout> layout = kernels::RowLayout::Make(FormatOf(spec), spec.rows());
@@ -126,17 +136,14 @@ class BackendEngine final : public core::Engine {
   }
 
   std::string NoServerPlane(absl::string_view device) const override {
-    const auto at = std::find(devices_.begin(), devices_.end(), device);
-    STOKER_CHECK(at != devices_.end());
-    return std::string(backends_[at - devices_.begin()]->no_doorbells());
+    return std::string(BackendOf(device).no_doorbells());
   }
 
   std::string NoDirectPlane(absl::string_view device, const core::PoolStorage& pool) const override {
-    if (!static_cast<const PoolMemory&>(pool).exported())
+    if (!static_cast<const PoolMemory&>(pool).exported()) {
       return "the pool's memory cannot be mapped by another process";
-    const auto at = std::find(devices_.begin(), devices_.end(), device);
-    STOKER_CHECK(at != devices_.end());
-    return std::string(backends_[at - devices_.begin()]->no_shared_memory());
+    }
+    return std::string(BackendOf(device).no_shared_memory());
   }
 
   absl::StatusOr<int64_t> PoolBytes(const core::PoolSpec& spec) const override {
@@ -167,8 +174,6 @@ class BackendEngine final : public core::Engine {
   absl::StatusOr<std::unique_ptr<core::SessionStorage>> CreateSession(const core::PoolSpec& pool_spec,
                                                                       core::PoolStorage& pool,
                                                                       const core::SessionSpec& spec) override {
-    const auto device = std::find(devices_.begin(), devices_.end(), spec.device);
-    STOKER_CHECK(device != devices_.end());
     auto& memory = static_cast<PoolMemory&>(pool);
     DirectMemory direct;
     if (spec.direct) {
@@ -176,11 +181,29 @@ class BackendEngine final : public core::Engine {
       if (!taken.ok()) return taken.status();
       direct = *std::move(taken);
     }
-    return SessionStorage::Create(*backends_[device - devices_.begin()], bounce_.get(), pool_spec, memory.rows(),
+    return SessionStorage::Create(BackendOf(spec.device), bounce_.get(), pool_spec, memory.rows(),
                                   memory.sequence_words(), spec, direct);
   }
 
+  absl::StatusOr<std::unique_ptr<core::ClientMemory>> MapClientMemory(const std::string& device,
+                                                                      const core::ClientMemorySource& source) override {
+    kernels::ClientMemory memory;
+    memory.ipc_handle = source.ipc_handle;
+    memory.descriptor = source.descriptor;
+    memory.offset_bytes = source.offset_bytes;
+    memory.size_bytes = source.size_bytes;
+    absl::StatusOr<std::unique_ptr<kernels::Buffer>> buffer = BackendOf(device).MapClientMemory(memory);
+    if (!buffer.ok()) return buffer.status();
+    return std::make_unique<MappedMemory>(*std::move(buffer));
+  }
+
  private:
+  kernels::Backend& BackendOf(absl::string_view device) const {
+    const auto found = std::find(devices_.begin(), devices_.end(), device);
+    STOKER_CHECK(found != devices_.end());
+    return *backends_[static_cast<size_t>(found - devices_.begin())];
+  }
+
   const std::vector<kernels::Backend*> backends_;
   const std::unique_ptr<BounceMemory> bounce_;
   std::vector<std::string> devices_;

@@ -39,6 +39,8 @@ class SessionStorage final : public core::SessionStorage {
   absl::Status CopyBlocks(absl::Span<const core::BlockCopy> copies) override;
   absl::Status Store(const core::RowsWork& work) override;
   absl::Status Load(const core::RowsWork& work) override;
+  absl::Status StoreTensors(const core::TensorWork& work) override;
+  absl::Status LoadTensors(const core::TensorWork& work) override;
   absl::Status LoadHot(int32_t state_row, int32_t first_position, const core::RowsWork& work) override;
   absl::Status Step(core::StepWork& work) override;
   absl::Status Gather(int32_t group, absl::Span<const int32_t> layers, core::DeviceTotals* totals) override;
@@ -102,6 +104,10 @@ class SessionStorage final : public core::SessionStorage {
   absl::Status TransferRows(const kernels::RowStore& source, const kernels::RowStore& target,
                             absl::Span<const int32_t> source_rows, absl::Span<const int32_t> target_rows,
                             absl::Span<const int32_t> source_layers, absl::Span<const int32_t> target_layers);
+  // One tensor's part of a transfer; its row lists are on the device.
+  absl::Status TransferTensor(const core::Tensor& tensor, bool store, const int32_t* pool_rows,
+                              const int32_t* tensor_rows, int64_t count);
+  absl::Status TransferTensors(const core::TensorWork& work, bool store);
   absl::Status UploadAllowed(int32_t state_row);
   absl::Status DropKeys(const core::InvalidateWork& work);
   absl::Status UploadResident(const core::StepRowWork& row);

@@ -1,9 +1,12 @@
 #include <deque>
 #include <utility>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "server/rpc/pool_messages.h"
 #include "server/rpc/services.h"
+#include "server/rpc/tensor_messages.h"
 #include "stoker/v1/sessions.grpc.pb.h"
 
 namespace stoker::rpc {
@@ -79,6 +82,14 @@ void ToProto(const core::DirectLayout& layout, const std::string& descriptor_pat
   proto->set_descriptor_socket(descriptor_path);
 }
 
+// FAILED_PRECONDITION: the request is for the direct plane, and its sender cannot be handed the memory.
+absl::Status CheckReach(const grpc::CallbackServerContext& context, const v1::AttachRequest& request) {
+  if (request.plane() != v1::PLANE_DIRECT || absl::StartsWith(context.peer(), "unix:")) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "plane: the direct plane is not available: memory is handed out through the daemon's Unix socket, and ",
+      context.peer(), " does not come through it"));
+}
+
 // The stream of one session. Lives until gRPC is done with it; the session's events reach it through shared ownership
 // and find it closed afterwards.
 class AttachStream final : public grpc::ServerWriteReactor<v1::AttachResponse> {
@@ -89,9 +100,14 @@ class AttachStream final : public grpc::ServerWriteReactor<v1::AttachResponse> {
     AttachStream* stream ABSL_GUARDED_BY(mutex) = nullptr;
   };
 
-  AttachStream(const ServiceContext& service, const v1::AttachRequest& request)
+  // `refused`: the answer, where it is not OK.
+  AttachStream(const ServiceContext& service, const v1::AttachRequest& request, const absl::Status& refused)
       : service_(service), started_(absl::Now()), link_(std::make_shared<Link>()) {
     link_->stream = this;
+    if (!refused.ok()) {
+      End(*link_, refused);
+      return;
+    }
     core::Registry::SessionEvents events;
     events.draining = [link = link_](absl::Duration grace) {
       v1::AttachResponse event;
@@ -186,6 +202,8 @@ class AttachStream final : public grpc::ServerWriteReactor<v1::AttachResponse> {
     limits->set_max_batch_items(static_cast<uint32_t>(session.limits().max_batch_items));
     limits->set_max_message_bytes(static_cast<uint64_t>(service_.max_message_bytes));
     limits->set_max_queued_operations(static_cast<uint32_t>(session.limits().max_queued_operations));
+    limits->set_max_tensors(static_cast<uint32_t>(session.limits().tensors.max_tensors));
+    limits->set_max_tensor_bytes(session.limits().tensors.max_bytes);
     AddPlane(v1::PLANE_RPC, session.direct() ? "the session is on the direct plane" : "", attached);
     AddPlane(v1::PLANE_SERVER, NoServerPlane(session, attached->arena()), attached);
     AddPlane(v1::PLANE_DIRECT, NoDirectPlane(service_, session), attached);
@@ -241,9 +259,9 @@ class SessionsService final : public v1::Sessions::CallbackService {
  public:
   explicit SessionsService(const ServiceContext& service) : service_(service) {}
 
-  grpc::ServerWriteReactor<v1::AttachResponse>* Attach(grpc::CallbackServerContext*,
+  grpc::ServerWriteReactor<v1::AttachResponse>* Attach(grpc::CallbackServerContext* context,
                                                        const v1::AttachRequest* request) override {
-    return new AttachStream(service_, *request);
+    return new AttachStream(service_, *request, CheckReach(*context, *request));
   }
 
   grpc::ServerUnaryReactor* Detach(grpc::CallbackServerContext* context, const v1::DetachRequest*,
@@ -253,6 +271,38 @@ class SessionsService final : public v1::Sessions::CallbackService {
     const absl::StatusOr<std::shared_ptr<core::Session>> session = Authenticate(service_, *context);
     call->Reply(session.ok() ? service_.registry->EndSession((*session)->id(), absl::OkStatus(), /*retain=*/false)
                              : session.status());
+    return call;
+  }
+
+  grpc::ServerUnaryReactor* RegisterTensor(grpc::CallbackServerContext* context,
+                                           const v1::RegisterTensorRequest* request,
+                                           v1::RegisterTensorResponse* response) override {
+    auto* call = new UnaryCall(service_, "Sessions/RegisterTensor");
+    response->set_boot_epoch(service_.registry->epoch());
+    const absl::StatusOr<std::shared_ptr<core::Session>> session = Authenticate(service_, *context);
+    if (!session.ok()) {
+      call->Reply(session.status());
+      return call;
+    }
+    (*session)->RegisterTensor(rpc::FromProto(*request), [call, response](absl::StatusOr<core::TensorId> id) {
+      if (id.ok()) response->set_tensor_id(id->value);
+      call->Reply(id.status());
+    });
+    return call;
+  }
+
+  grpc::ServerUnaryReactor* UnregisterTensor(grpc::CallbackServerContext* context,
+                                             const v1::UnregisterTensorRequest* request,
+                                             v1::UnregisterTensorResponse* response) override {
+    auto* call = new UnaryCall(service_, "Sessions/UnregisterTensor");
+    response->set_boot_epoch(service_.registry->epoch());
+    const absl::StatusOr<std::shared_ptr<core::Session>> session = Authenticate(service_, *context);
+    if (session.ok()) {
+      (*session)->UnregisterTensor(core::TensorId{request->tensor_id()},
+                                   [call](const absl::Status& status) { call->Reply(status); });
+    } else {
+      call->Reply(session.status());
+    }
     return call;
   }
 

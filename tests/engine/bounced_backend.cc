@@ -266,6 +266,9 @@ class Bounced final : public BouncedBackend {
   absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(size_t bytes) override {
     return Reached(cpu_->AllocateHost(bytes), true);
   }
+  absl::StatusOr<std::unique_ptr<Buffer>> MapClientMemory(const kernels::ClientMemory& memory) override {
+    return Reached(cpu_->MapClientMemory(memory), false);
+  }
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override {
     absl::StatusOr<std::unique_ptr<Stream>> stream = cpu_->CreateStream();
     if (!stream.ok()) return stream.status();

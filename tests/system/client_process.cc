@@ -7,22 +7,55 @@
 //   armed   is on the server plane, and has not begun a step
 //   step    is there, in the middle of a step
 //   stepping  runs steps of the server plane without a pause
+//   tensor  has registered three tensors, two of them the same memory, and handed a descriptor over; stores from one
+//           without a pause
 #include <unistd.h>
 
 #include <cstdio>
 #include <string>
 
 #include "absl/time/clock.h"
+#include "client/descriptor_exchange.h"
 #include "client/server_plane.h"
+#include "tests/system/host_tensor.h"
 #include "tests/system/rank.h"
 
 namespace {
 
 using stoker::client::ServerPlane;
 using stoker::system_test::BatchRow;
+using stoker::system_test::DenseTensor;
+using stoker::system_test::HostTensor;
 using stoker::system_test::MakeTokens;
 using stoker::system_test::Rank;
 using stoker::system_test::Sequence;
+
+// The mode "tensor".
+int StoreForEver(Rank& rank) {
+  HostTensor first(rank.pool(), DenseTensor(rank.pool(), 128)), second(rank.pool(), DenseTensor(rank.pool(), 128));
+  for (HostTensor* tensor : {&second, &first, &first}) {
+    if (!tensor->Register(rank.session()).ok()) return 1;
+  }
+  Sequence sequence{0, 0, MakeTokens(79, 128)};
+  sequence.id = rank.Admit(rank.Item(sequence.tokens, 128, "", /*hashes=*/false)).sequence_id();
+  stoker::v1::StoreRequest request;
+  stoker::v1::StoreItem* item = request.add_items();
+  item->mutable_range()->set_sequence_id(sequence.id);
+  item->mutable_range()->set_row_count(128);
+  item->set_source(stoker::v1::DATA_SOURCE_TENSOR);
+  item->mutable_tensor()->add_tensor_ids(first.id());
+  const stoker::v1::Attached attached = rank.session().info();
+  const absl::Status offered = stoker::client::OfferDescriptor(attached.arena().descriptor_socket(), attached.token(),
+                                                               second.descriptor(), absl::Now() + absl::Seconds(10))
+                                   .status();
+  if (!offered.ok()) return 1;
+  std::puts("ready");
+  std::fflush(stdout);
+  for (;;) {
+    stoker::v1::StoreResponse response;
+    if (!rank.session().Store(request, &response).ok() || response.stored_bytes() == 0) return 1;
+  }
+}
 
 int Run(const std::string& address, const std::string& pool, const std::string& name, const std::string& mode) {
   const auto client = stoker::client::Client::Connect(address);
@@ -38,6 +71,7 @@ int Run(const std::string& address, const std::string& pool, const std::string& 
     sequence.id = rank.Admit(rank.Item(sequence.tokens, 64, "victim")).sequence_id();
     if (sequence.id == 0 || !rank.Store(sequence, 0, 32).ok()) return 1;
   }
+  if (mode == "tensor") return StoreForEver(rank);
   std::unique_ptr<ServerPlane> plane;
   const bool steps = mode == "step" || mode == "stepping";
   const Sequence decoded = steps ? rank.Open(MakeTokens(79, 200), 200) : Sequence();

@@ -129,7 +129,7 @@ class PostedTest : public testing::Test {
     {
       absl::MutexLock lock(&mutex_);
       const auto some = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !posted_.empty(); };
-      mutex_.Await(absl::Condition(&some));
+      ASSERT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&some), absl::Seconds(20))) << "nothing was posted";
       task = std::move(posted_.front());
       posted_.pop_front();
     }

@@ -94,7 +94,9 @@ void AddStateTensors(SessionMemory& memory, const core::SessionSpec& session) {
     add(absl::StrCat("miss_counts.", g), group.miss_counts, {batch}, "i32", 4);
   }
   add("block_table", memory.block_table, {state_rows, static_cast<uint64_t>(memory.table_columns)}, "i32", 4);
-  add("allowed_blocks", memory.allowed_blocks, {state_rows, static_cast<uint64_t>(memory.allowed_words)}, "u64", 8);
+  if (memory.allowed_words > 0) {
+    add("allowed_blocks", memory.allowed_blocks, {state_rows, static_cast<uint64_t>(memory.allowed_words)}, "u64", 8);
+  }
   add("entries", memory.entries, {state_rows, sizeof(kernels::StateRowEntry) / 8}, "u64", 8);
   add("plane", memory.plane_state, {sizeof(kernels::PlaneState) / 8}, "u64", 8);
   add("counters", memory.plane_counters, {kernels::kPlaneCounters}, "u64", 8);

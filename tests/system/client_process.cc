@@ -7,6 +7,7 @@
 //   armed   is on the server plane, and has not begun a step
 //   step    is there, in the middle of a step
 //   stepping  runs steps of the server plane without a pause
+//   direct, direct-step, direct-stepping  likewise on the direct plane
 //   tensor  has registered three tensors, two of them the same memory, and handed a descriptor over; stores from one
 //           without a pause
 #include <unistd.h>
@@ -16,6 +17,7 @@
 
 #include "absl/time/clock.h"
 #include "client/descriptor_exchange.h"
+#include "client/direct_plane.h"
 #include "client/server_plane.h"
 #include "tests/system/host_tensor.h"
 #include "tests/system/rank.h"
@@ -57,6 +59,29 @@ int StoreForEver(Rank& rank) {
   }
 }
 
+// The modes of the direct plane.
+int RunDirect(const stoker::client::Client& client, const stoker::v1::PoolSpec& pool,
+              const stoker::v1::AttachRequest& request, const std::string& mode) {
+  Rank rank(client, pool, request);
+  const auto plane = stoker::client::DirectPlane::Open(rank.session(), 16);
+  if (!plane.ok()) return 1;
+  const Sequence decoded = rank.Open(MakeTokens(79, 200), 200);
+  // Up to the first answer of a step, or all of it.
+  const auto run_step = [&](bool whole) {
+    bool ok = (*plane)->Begin({{decoded.id, decoded.state_row, 200}}).ok();
+    for (int32_t& entry : (*plane)->Entries(0, 0)) entry = 7;
+    ok = ok && (*plane)->Group(0).ok() && (*plane)->Await(0).ok() && (*plane)->FirstRowError().ok();
+    return ok && (!whole || ((*plane)->Commit({}).ok() && (*plane)->AwaitCommit().ok()));
+  };
+  if (mode != "direct" && !run_step(mode == "direct-stepping")) return 1;
+  std::puts("ready");
+  std::fflush(stdout);
+  while (mode == "direct-stepping") {
+    if (!run_step(true)) return 1;
+  }
+  for (;;) pause();
+}
+
 int Run(const std::string& address, const std::string& pool, const std::string& name, const std::string& mode) {
   const auto client = stoker::client::Client::Connect(address);
   if (!client.ok()) return 1;
@@ -65,7 +90,12 @@ int Run(const std::string& address, const std::string& pool, const std::string& 
   const auto found = client->GetPool(get);
   if (!found.ok()) return 1;
   const stoker::v1::PoolSpec spec = found->pool().spec();
-  Rank rank(*client, spec, stoker::system_test::AttachTo(spec, name));
+  stoker::v1::AttachRequest request = stoker::system_test::AttachTo(spec, name);
+  if (mode.rfind("direct", 0) == 0) {
+    request.set_plane(stoker::v1::PLANE_DIRECT);
+    return RunDirect(*client, spec, request, mode);
+  }
+  Rank rank(*client, spec, request);
   if (mode == "keyed") {
     Sequence sequence{0, 0, MakeTokens(77, 64)};
     sequence.id = rank.Admit(rank.Item(sequence.tokens, 64, "victim")).sequence_id();

@@ -2,10 +2,10 @@
 // break the protocol or die. The arena is in host memory here: the CPU backend plays the device.
 #include "client/server_plane.h"
 
-#include <atomic>
 #include <random>
 
 #include "tests/system/daemon_fixture.h"
+#include "tests/system/plane_steps.h"
 
 namespace stoker::system_test {
 namespace {
@@ -24,74 +24,14 @@ class ServerPlaneTest : public DaemonTest {
     pool_ = CreatePool(LinearPool("p", kLayers, 48, 128));
   }
 
-  // Two index groups: a leader with a follower, and two layers more.
   v1::AttachRequest Request(const std::string& name, uint32_t state_rows = 8) const {
-    v1::AttachRequest request = AttachTo(pool_, name, state_rows);
-    request.clear_groups();
-    for (uint32_t group = 0; group < 2; ++group) {
-      v1::IndexGroup* layers = request.add_groups();
-      layers->add_layers(2 * group);
-      layers->add_layers(2 * group + 1);
-    }
-    return request;
+    return PlaneRequest(pool_, name, state_rows);
   }
 
   static std::unique_ptr<ServerPlane> Arm(Rank& rank, uint32_t top_k = kTopK) {
     auto plane = ServerPlane::Arm(rank.session(), top_k);
     EXPECT_TRUE(plane.ok()) << plane.status();
     return plane.ok() ? *std::move(plane) : nullptr;
-  }
-
-  // One step over `batch`; the newest rows are written here. Every row that is handed out is checked.
-  void Step(Rank& rank, ServerPlane& plane, absl::Span<const BatchRow> batch, std::mt19937_64& random) {
-    std::vector<PlaneRow> rows;
-    std::vector<int32_t> commits;
-    for (const BatchRow& row : batch) {
-      commits.push_back(row.commit);
-      if (row.sequence == nullptr) {
-        rows.push_back({});
-        continue;
-      }
-      const size_t first = static_cast<size_t>(
-          std::find_if(batch.begin(), batch.end(), [&](const BatchRow& r) { return r.sequence == row.sequence; }) -
-          batch.begin());
-      rank.WriteNewest(*row.sequence, row.length - 1, row.length - batch[first].length);
-      rows.push_back({row.sequence->id, row.sequence->state_row, row.length});
-    }
-    ASSERT_EQ(plane.Begin(rows), absl::OkStatus());
-    for (uint32_t group = 0; group < 2; ++group) {
-      std::vector<int32_t> entries;
-      for (size_t row = 0; row < batch.size(); ++row) {
-        for (int32_t& entry : plane.Entries(group, row)) {
-          entry = batch[row].length == 0 ? -1 : static_cast<int32_t>(random() % batch[row].length);
-          entries.push_back(entry);
-        }
-      }
-      ASSERT_EQ(plane.Ring(group), absl::OkStatus());
-      ASSERT_EQ(plane.Await(group), absl::OkStatus());
-      if (group == 0) {
-        ASSERT_EQ(plane.FirstRowError(), absl::OkStatus());
-      }
-      for (size_t row = 0; row < batch.size(); ++row) {
-        for (uint32_t k = 0; k < kTopK; ++k) {
-          const int32_t hot_row = plane.HotRows(group, row)[k];
-          if (batch[row].sequence == nullptr) {
-            ASSERT_EQ(hot_row, -1);
-            continue;
-          }
-          const size_t position = static_cast<size_t>(entries[row * kTopK + k]);
-          ASSERT_GE(hot_row, 0);
-          for (uint32_t layer = 2 * group; layer < 2 * group + 2; ++layer) {
-            ASSERT_EQ(rank.ArenaRow(layer, static_cast<uint32_t>(hot_row)),
-                      RowOf(pool_, layer, batch[row].sequence->tokens[position]))
-                << "step " << plane.step() << " layer " << layer << " row " << row << " position " << position;
-          }
-        }
-      }
-    }
-    ASSERT_EQ(plane.Commit(commits), absl::OkStatus());
-    ASSERT_EQ(plane.AwaitCommit(), absl::OkStatus());
-    ASSERT_EQ(plane.FirstRowError(), absl::OkStatus());
   }
 
   uint32_t StoredRows(uint64_t id) {
@@ -103,15 +43,6 @@ class ServerPlaneTest : public DaemonTest {
 
   v1::PoolSpec pool_;
 };
-
-// A sequence whose first `prompt` tokens are stored, and that goes on to `rows`.
-Sequence OpenPart(Rank& rank, uint64_t seed, uint32_t prompt, uint32_t rows, const std::string& key = "") {
-  Sequence all{0, 0, MakeTokens(seed, rows)};
-  const Sequence opened = rank.Open(Tokens(all.tokens.begin(), all.tokens.begin() + prompt), rows, key);
-  all.id = opened.id;
-  all.state_row = opened.state_row;
-  return all;
-}
 
 TEST_F(ServerPlaneTest, DecodesAndStores) {
   Rank rank(client(), pool_, Request("rank"));
@@ -265,32 +196,18 @@ TEST_F(ServerPlaneTest, RowsThatAreWrongGetAStatus) {
       reader.Admit(reader.Item(Tokens(s.tokens.begin(), s.tokens.begin() + 40), 50, "key"));
   ASSERT_EQ(joined.sequence_id(), s.id);
   same.state_row = joined.state_row();
-  // Runs one step of these rows, all of which commit, and returns the statuses.
-  const auto statuses = [&](ServerPlane& p, const std::vector<PlaneRow>& rows) {
-    EXPECT_EQ(p.Begin(rows), absl::OkStatus());
-    for (uint32_t group = 0; group < 2; ++group) {
-      for (size_t row = 0; row < rows.size(); ++row) {
-        for (int32_t& entry : p.Entries(group, row)) entry = 1;
-      }
-      EXPECT_EQ(p.Ring(group), absl::OkStatus());
-      EXPECT_EQ(p.Await(group), absl::OkStatus());
-    }
-    EXPECT_EQ(p.Commit(std::vector<int32_t>(rows.size(), 1)), absl::OkStatus());
-    EXPECT_EQ(p.AwaitCommit(), absl::OkStatus());
-    return std::vector<v1::BatchRowStatus>(p.statuses().begin(), p.statuses().end());
-  };
   using S = std::vector<v1::BatchRowStatus>;
   rank.WriteNewest(s, 40);
   rank.WriteNewest(t, 20);
-  EXPECT_EQ(statuses(*plane, {{s.id + 1, s.state_row, 41}}), S{v1::BATCH_ROW_STATUS_UNKNOWN_SEQUENCE});
-  EXPECT_EQ(statuses(*plane, {{s.id, t.state_row, 41}}), S{v1::BATCH_ROW_STATUS_UNKNOWN_SEQUENCE});
-  EXPECT_EQ(statuses(*plane, {{s.id, 8, 41}}), S{v1::BATCH_ROW_STATUS_UNKNOWN_SEQUENCE});
-  EXPECT_EQ(statuses(*plane, {{s.id, s.state_row, 0}}), S{v1::BATCH_ROW_STATUS_BAD_LENGTH});
-  EXPECT_EQ(statuses(*plane, {{s.id, s.state_row, 51}}), S{v1::BATCH_ROW_STATUS_BAD_LENGTH});
-  EXPECT_EQ(statuses(*plane, {{s.id, s.state_row, 42}}), S{v1::BATCH_ROW_STATUS_NOT_STORED});
-  EXPECT_EQ(statuses(*plane, {{s.id, s.state_row, 40}}), S{v1::BATCH_ROW_STATUS_NOT_APPENDED});
-  EXPECT_EQ(statuses(*reader_plane, {{same.id, same.state_row, 41}}), S{v1::BATCH_ROW_STATUS_NOT_WRITER});
-  EXPECT_EQ(statuses(*plane, {{s.id, s.state_row, 41}, {t.id, t.state_row, 21}, {s.id, s.state_row, 42}}),
+  EXPECT_EQ(StatusesOf(*plane, {{s.id + 1, s.state_row, 41}}), S{v1::BATCH_ROW_STATUS_UNKNOWN_SEQUENCE});
+  EXPECT_EQ(StatusesOf(*plane, {{s.id, t.state_row, 41}}), S{v1::BATCH_ROW_STATUS_UNKNOWN_SEQUENCE});
+  EXPECT_EQ(StatusesOf(*plane, {{s.id, 8, 41}}), S{v1::BATCH_ROW_STATUS_UNKNOWN_SEQUENCE});
+  EXPECT_EQ(StatusesOf(*plane, {{s.id, s.state_row, 0}}), S{v1::BATCH_ROW_STATUS_BAD_LENGTH});
+  EXPECT_EQ(StatusesOf(*plane, {{s.id, s.state_row, 51}}), S{v1::BATCH_ROW_STATUS_BAD_LENGTH});
+  EXPECT_EQ(StatusesOf(*plane, {{s.id, s.state_row, 42}}), S{v1::BATCH_ROW_STATUS_NOT_STORED});
+  EXPECT_EQ(StatusesOf(*plane, {{s.id, s.state_row, 40}}), S{v1::BATCH_ROW_STATUS_NOT_APPENDED});
+  EXPECT_EQ(StatusesOf(*reader_plane, {{same.id, same.state_row, 41}}), S{v1::BATCH_ROW_STATUS_NOT_WRITER});
+  EXPECT_EQ(StatusesOf(*plane, {{s.id, s.state_row, 41}, {t.id, t.state_row, 21}, {s.id, s.state_row, 42}}),
             (S{v1::BATCH_ROW_STATUS_UNSPECIFIED, v1::BATCH_ROW_STATUS_UNSPECIFIED, v1::BATCH_ROW_STATUS_NOT_ADJACENT}));
   EXPECT_EQ(StoredRows(s.id), 41u);
   EXPECT_EQ(StoredRows(t.id), 21u);
@@ -299,42 +216,13 @@ TEST_F(ServerPlaneTest, RowsThatAreWrongGetAStatus) {
   reader.WriteNewest(same, 41);
   Step(reader, *reader_plane, std::vector<BatchRow>{{&same, 42, false}}, random);
   ASSERT_TRUE(rank.Close(s).ok());
-  EXPECT_EQ(statuses(*plane, {{s.id, s.state_row, 42}}), S{v1::BATCH_ROW_STATUS_UNKNOWN_SEQUENCE});
+  EXPECT_EQ(StatusesOf(*plane, {{s.id, s.state_row, 42}}), S{v1::BATCH_ROW_STATUS_UNKNOWN_SEQUENCE});
   for (uint32_t length = 42; length <= 50 && !HasFatalFailure(); ++length) {
     Step(reader, *reader_plane, std::vector<BatchRow>{{&same, length, true}}, random);
   }
-  EXPECT_EQ(statuses(*reader_plane, {{same.id, same.state_row, 51}}), S{v1::BATCH_ROW_STATUS_BAD_LENGTH});
+  EXPECT_EQ(StatusesOf(*reader_plane, {{same.id, same.state_row, 51}}), S{v1::BATCH_ROW_STATUS_BAD_LENGTH});
   EXPECT_EQ(StoredRows(s.id), 50u);
 }
-
-// The engine's words, as a broken engine may write them.
-class Words {
- public:
-  explicit Words(Rank& rank) : info_(rank.session().info()), arena_(rank.session().arena()) {}
-
-  template <typename T>
-  void Put(const std::string& name, size_t index, T value) {
-    std::atomic_ref<T>(*At<T>(name, index)).store(value, std::memory_order_release);
-  }
-  template <typename T>
-  T Get(const std::string& name, size_t index) {
-    return std::atomic_ref<T>(*At<T>(name, index)).load(std::memory_order_acquire);
-  }
-
- private:
-  template <typename T>
-  T* At(const std::string& name, size_t index) {
-    for (const v1::ArenaTensor& tensor : info_.arena().tensors()) {
-      if (tensor.name() != name) continue;
-      return reinterpret_cast<T*>(arena_->bytes().data() + tensor.offset_bytes() + index * tensor.stride_bytes(0));
-    }
-    ADD_FAILURE() << name;
-    std::abort();
-  }
-
-  const v1::Attached info_;
-  const std::shared_ptr<const client::Arena> arena_;
-};
 
 uint64_t ArmRaw(Rank& rank) {
   v1::ArmRequest request;

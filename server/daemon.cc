@@ -138,9 +138,10 @@ absl::StatusOr<std::vector<std::unique_ptr<kernels::Backend>>> Daemon::MakeDevic
     if (!backend.ok()) return backend.status();
     Log::Info("device", {{"device", gpu.uuid}, {"backend", "cuda"}, {"name", gpu.name}, {"reason", choice->reason}});
     if (const std::string_view reason = (*backend)->no_doorbells(); !reason.empty()) {
-      Log::Warning("the server plane is not available, and each hop between an engine's kernels and the daemon's costs "
-                   "about 285 us",
-                   {{"device", gpu.uuid}, {"reason", reason}});
+      Log::Warning(
+          "the server plane is not available, and each hop between an engine's kernels and the daemon's costs "
+          "about 285 us",
+          {{"device", gpu.uuid}, {"reason", reason}});
     }
     backends.push_back(*std::move(backend));
   }

@@ -42,6 +42,13 @@ class DirectPlaneTest : public DaemonTest {
     return plane.ok() ? *std::move(plane) : nullptr;
   }
 
+  void Evict(Rank& rank) {
+    v1::EvictSessionRequest evict;
+    evict.set_session_id(rank.session().info().session_id());
+    const auto evicted = client().EvictSession(evict);
+    ASSERT_TRUE(evicted.ok()) << evicted.status();
+  }
+
   uint32_t StoredRows(uint64_t id) {
     for (const v1::SequenceInfo& info : Sequences("p")) {
       if (info.sequence_id() == id) return info.stored_rows();
@@ -437,30 +444,78 @@ TEST_F(DirectPlaneTest, AnEngineThatDiesInTheMiddleOfAStepIsGoneAtOnce) {
 }
 
 TEST_F(DirectPlaneTest, AnEvictedSessionStepsNoMore) {
-  for (const bool in_a_step : {false, true}) {
-    Rank rank(client(), pool_, Request("rank"));
-    const Sequence s = OpenPart(rank, 15, 60, 200);
-    auto plane = Open(rank);
-    ASSERT_NE(plane, nullptr);
-    std::mt19937_64 random(7);
-    Step(rank, *plane, std::vector<BatchRow>{{&s, 61, true}}, random);
-    if (in_a_step) {
-      ASSERT_EQ(plane->Begin({{s.id, s.state_row, 62}}), absl::OkStatus());
-    }
-    v1::EvictSessionRequest evict;
-    evict.set_session_id(rank.session().info().session_id());
-    ASSERT_TRUE(client().EvictSession(evict).ok());
-    ASSERT_TRUE(Eventually(kPatience, [&] { return !rank.session().status().ok(); }));
-    const absl::Status refused = in_a_step ? plane->Group(0) : plane->Begin({{s.id, s.state_row, 62}});
-    EXPECT_FALSE(refused.ok());
-    EXPECT_EQ(refused, plane->Begin({}));
-    EXPECT_EQ(refused, plane->status());
-    EXPECT_EQ(refused, rank.session().status());
-    // The daemon has waited for the step that was open, not longer.
-    EXPECT_TRUE(Eventually(absl::Seconds(2), [&] { return SessionCount() == 0; }));
-    // The memory is there for as long as the plane is.
-    EXPECT_EQ(plane->arena().bytes().size(), rank.session().info().arena().size_bytes());
+  Rank rank(client(), pool_, Request("rank"));
+  const Sequence s = OpenPart(rank, 15, 60, 200);
+  const auto plane = Open(rank);
+  ASSERT_NE(plane, nullptr);
+  std::mt19937_64 random(7);
+  Step(rank, *plane, std::vector<BatchRow>{{&s, 61, true}}, random);
+  Evict(rank);
+  ASSERT_TRUE(Eventually(kPatience, [&] { return !rank.session().status().ok(); }));
+  const absl::Status refused = plane->Begin({{s.id, s.state_row, 62}});
+  EXPECT_EQ(refused, rank.session().status());
+  EXPECT_EQ(refused, plane->status());
+  EXPECT_EQ(refused, plane->Group(0));
+  EXPECT_EQ(refused, plane->Commit({}));
+  EXPECT_EQ(SessionCount(), 0);
+  // The memory is there for as long as the plane is.
+  EXPECT_EQ(plane->arena().bytes().size(), rank.session().info().arena().size_bytes());
+  EXPECT_EQ(rank.ArenaRow(0, 0).size(), 48u);
+}
+
+// A step that has begun is waited for, and may be finished.
+TEST_F(DirectPlaneTest, AnEvictedSessionMayFinishItsStep) {
+  Rank rank(client(), pool_, Request("rank"));
+  Rank other(client(), pool_, Request("other"));
+  const Sequence s = OpenPart(rank, 15, 60, 200, "key");
+  const auto plane = Open(rank);
+  ASSERT_NE(plane, nullptr);
+  rank.WriteNewest(s, 60);
+  ASSERT_EQ(plane->Begin({{s.id, s.state_row, 61}}), absl::OkStatus());
+  Words words(rank);
+  // The batch has been read: PlaneState::accepted.
+  ASSERT_TRUE(Eventually(kPatience, [&] { return words.Get<uint64_t>("state.plane", 1) == 1; }));
+  Evict(rank);
+  for (uint32_t group = 0; group < 2; ++group) {
+    for (int32_t& entry : plane->Entries(group, 0)) entry = 5;
+    ASSERT_EQ(plane->Group(group), absl::OkStatus());
+    ASSERT_EQ(plane->Await(group), absl::OkStatus());
+    ASSERT_EQ(plane->FirstRowError(), absl::OkStatus());
+    EXPECT_EQ(rank.ArenaRow(2 * group, static_cast<uint32_t>(plane->HotRows(group, 0)[0])),
+              RowOf(pool_, 2 * group, s.tokens[5]));
   }
+  EXPECT_TRUE(rank.session().attached());
+  ASSERT_EQ(plane->Commit({1}), absl::OkStatus());
+  ASSERT_EQ(plane->AwaitCommit(), absl::OkStatus());
+  EXPECT_EQ(plane->FirstRowError(), absl::OkStatus());
+  ASSERT_TRUE(Eventually(kPatience, [&] { return !rank.session().status().ok(); }));
+  EXPECT_EQ(plane->Begin({}), rank.session().status());
+  EXPECT_EQ(SessionCount(), 1);
+  EXPECT_EQ(StoredRows(s.id), 61u);
+}
+
+class ImpatientDirectPlaneTest : public DirectPlaneTest {
+ protected:
+  ImpatientDirectPlaneTest() : DirectPlaneTest({"--doorbell-timeout-ms=300"}) {}
+};
+
+// An engine that does not go on with its step holds up the end of its session for as long as a doorbell may be late.
+TEST_F(ImpatientDirectPlaneTest, AStepThatIsNotGoneOnWith) {
+  Rank rank(client(), pool_, Request("rank"));
+  const Sequence s = OpenPart(rank, 15, 60, 200);
+  const auto plane = Open(rank);
+  ASSERT_NE(plane, nullptr);
+  ASSERT_EQ(plane->Begin({{s.id, s.state_row, 61}}), absl::OkStatus());
+  Words words(rank);
+  ASSERT_TRUE(Eventually(kPatience, [&] { return words.Get<uint64_t>("state.plane", 1) == 1; }));
+  Evict(rank);
+  ASSERT_TRUE(Eventually(kPatience, [&] { return !rank.session().status().ok(); }));
+  EXPECT_EQ(SessionCount(), 0);
+  EXPECT_EQ(words.Get<uint64_t>("state.plane", 2), 0u);
+  const absl::Status refused = plane->Group(0);
+  EXPECT_EQ(refused, rank.session().status());
+  // The plane has ended it by then.
+  EXPECT_TRUE(Eventually(kPatience, [&] { return words.Get<uint64_t>("state.plane", 2) == 1; }));
 }
 
 TEST_F(DirectPlaneTest, ARestartedDaemonHasAnotherGeneration) {

@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/arena.h"
 #include "stoker/v1/sessions.pb.h"
@@ -31,6 +32,9 @@ struct PlaneRow {
 
 // How the row number `index` of a batch was taken; the message names row, field and value.
 absl::Status FromBatchRow(v1::BatchRowStatus status, size_t index, const PlaneRow& row);
+
+// Why the daemon has ended a plane: `ended` of the arena, which is not 0.
+absl::Status FromPlaneEnd(int32_t ended, absl::Duration doorbell_timeout);
 
 class PlaneBatch {
  public:

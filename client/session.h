@@ -186,6 +186,7 @@ class Session {
 
  private:
   friend class Client;
+  friend class DevicePlane;
   friend class DirectPlane;
   friend class ServerPlane;
   class Impl;

@@ -190,6 +190,8 @@ class Backend {
   virtual std::string_view device() const = 0;
   // Whether operations reach pageable host memory, so that bytes of a message need no copy to be read or written.
   virtual bool reaches_pageable_memory() const { return true; }
+  // Whether kernels of several processes run side by side (MPS), and not in turns.
+  virtual bool shares_contexts() const { return false; }
   // Why a stream must not wait for doorbells here; empty where it may.
   virtual std::string_view no_doorbells() const { return {}; }
   // Why another process cannot map memory of AllocateShared; empty where it can.

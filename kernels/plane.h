@@ -80,7 +80,8 @@ struct alignas(16) SequenceWord {
   uint64_t writer = 0;  // session whose commits are carried out; 0: none
 };
 
-// Who has a state row, in memory of the daemon's.
+// Who has a state row, in memory of the daemon's. The sequence is written last when it comes, behind its tables and its
+// word, and first when it goes (0); then AwaitQuiet, before anything else of it changes. No word is in two entries.
 struct StateRowEntry {
   uint64_t sequence_id = 0;  // 0: nobody
   int32_t word = -1;         // of the sequence, in BatchArgs::words

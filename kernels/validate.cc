@@ -296,7 +296,7 @@ absl::Status Validate(const RingDoorbellArgs& args) {
 
 absl::Status Validate(const AwaitQuietArgs& args) {
   FieldCheck check("await_quiet");
-  check.Required("state", args.state);
+  check.Required("state", args.state).Aligned("abort", args.abort);
   return check.status();
 }
 

@@ -137,6 +137,12 @@ absl::StatusOr<std::vector<std::unique_ptr<kernels::Backend>>> Daemon::MakeDevic
     }
     if (!backend.ok()) return backend.status();
     Log::Info("device", {{"device", gpu.uuid}, {"backend", "cuda"}, {"name", gpu.name}, {"reason", choice->reason}});
+    if (const std::string_view reason = (*backend)->no_doorbells(); !reason.empty()) {
+      Log::Warning(
+          "the server plane is not available, and each hop between an engine's kernels and the daemon's costs "
+          "about 285 us",
+          {{"device", gpu.uuid}, {"reason", reason}});
+    }
     backends.push_back(*std::move(backend));
   }
   if (backends.empty()) {
@@ -439,6 +445,7 @@ MetricsSnapshot Daemon::Snapshot() const {
   snapshot.version = Version();
   snapshot.devices = registry_->devices();
   snapshot.uptime_seconds = absl::ToDoubleSeconds(absl::Now() - service_.started);
+  snapshot.mps_enabled = registry_->MpsEnabled();
   snapshot.draining = registry_->draining();
   snapshot.max_sessions = static_cast<uint64_t>(config_.max_sessions());
   const core::RegistryUsage usage = registry_->Usage();

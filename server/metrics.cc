@@ -82,6 +82,7 @@ enum Name : size_t {
   kDraining,
   kBuildInfo,
   kDeviceInfo,
+  kMpsEnabled,
   kUptime,
   kProcessStartTime,
   kProcessResidentMemory,
@@ -155,6 +156,8 @@ constexpr Description kDescriptions[] = {
      "Always 1; the labels describe the daemon. Several devices have commas between them."},
     {kDeviceInfo, "stoker_device_info", kGauge, "`device`, `backend` = cpu, cuda",
      "Always 1; one series for each device that sessions can be on: cpu, or the UUID of a GPU."},
+    {kMpsEnabled, "stoker_mps_enabled", kGauge, "",
+     "1 where kernels of the daemon and of engines run side by side on every GPU (MPS), otherwise 0."},
     {kUptime, "stoker_uptime_seconds", kGauge, "", "Time since the daemon started."},
     {kProcessStartTime, "process_start_time_seconds", kGauge, "",
      "Start of the process, in seconds since the Unix epoch."},
@@ -370,6 +373,7 @@ class Metrics::Families final : public prometheus::Collectable {
     for (const std::string& device : snapshot.devices) {
       Add(kDeviceInfo, {{"device", device}, {"backend", device == "cpu" ? "cpu" : "cuda"}}, 1, &families);
     }
+    Add(kMpsEnabled, {}, snapshot.mps_enabled ? 1 : 0, &families);
     Add(kUptime, {}, snapshot.uptime_seconds, &families);
     Add(kProcessStartTime, {}, start_seconds_, &families);
     Add(kProcessResidentMemory, {}, ResidentMemoryBytes(), &families);

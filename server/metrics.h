@@ -65,6 +65,7 @@ struct SessionMetrics {
 struct MetricsSnapshot {
   std::string version;
   std::vector<std::string> devices;  // "cpu", or UUIDs of GPUs
+  bool mps_enabled = false;
   double uptime_seconds = 0;
   bool draining = false;
   uint64_t max_sessions = 0;

@@ -190,19 +190,18 @@ absl::Status EngineSession::ArmPlane(const SessionNeeds& needs) {
   report_->SetPlane("rpc");
   if (options_.plane == "rpc") return absl::OkStatus();
   absl::Status status = client::ChoosePlane(session_->info(), client::Plane::kServer).status();
-  if (status.ok() && session_->info().device() != "cpu") {
-    status = absl::FailedPreconditionError(
-        absl::StrCat("the session is on ", session_->info().device(), ", and this program has no kernels that ring"));
-  }
   if (status.ok() && !shared()) status = session_->arena()->status();
-  if (status.ok()) {
+  const bool on_gpu = session_->info().device() != "cpu";
+  if (status.ok() && on_gpu) {
+    auto plane = MakeGpuPlane(*session_, options_.top_k);
+    if (plane.ok()) gpu_plane_ = *std::move(plane);
+    status = plane.status();
+  } else if (status.ok()) {
     auto plane = client::ServerPlane::Arm(*session_, options_.top_k);
-    if (plane.ok()) {
-      plane_ = *std::move(plane);
-      report_->SetPlane("server");
-    }
+    if (plane.ok()) plane_ = *std::move(plane);
     status = plane.status();
   }
+  if (status.ok()) report_->SetPlane("server");
   if (options_.plane == "server") return client::Annotate(status, "--plane is \"server\"");
   // RESOURCE_EXHAUSTED: other sessions are armed.
   return absl::IsFailedPrecondition(status) || absl::IsResourceExhausted(status) ? absl::OkStatus() : status;
@@ -359,7 +358,7 @@ absl::Status EngineSession::Step(absl::Span<const BatchRow> batch, v1::StepReque
     absl::Status published = rows_->Publish(batch.size());
     if (!published.ok()) return published;
   }
-  if (plane_ != nullptr) return client::Annotate(StepByDoorbells(batch, request, response), "server plane");
+  if (on_server_plane()) return client::Annotate(StepByDoorbells(batch, request, response), "server plane");
   const auto begin = Clock::now();
   absl::Status status = session_->Step(*request, response);
   CountStep(Clock::now() - begin);
@@ -367,18 +366,23 @@ absl::Status EngineSession::Step(absl::Span<const BatchRow> batch, v1::StepReque
   return client::Annotate(status, "Step");
 }
 
-absl::Status EngineSession::StepByDoorbells(absl::Span<const BatchRow> batch, v1::StepRequest* request,
-                                            v1::StepResponse* response) {
-  plane_rows_.clear();
-  for (const BatchRow& row : batch) plane_rows_.push_back({row.sequence->id, row.sequence->state_row, row.length});
-  const auto begin = Clock::now();
+absl::Status EngineSession::RunGroups() {
+  if (gpu_plane_ != nullptr) return gpu_plane_->RunGroups(plane_rows_);
   if (absl::Status status = plane_->Begin(plane_rows_); !status.ok()) return status;
   for (uint32_t group = 0; group < options_.groups; ++group) {
     if (absl::Status status = plane_->Ring(group); !status.ok()) return status;
     if (absl::Status status = plane_->Await(group); !status.ok()) return status;
   }
+  return plane_->FirstRowError();
+}
+
+absl::Status EngineSession::StepByDoorbells(absl::Span<const BatchRow> batch, v1::StepRequest* request,
+                                            v1::StepResponse* response) {
+  plane_rows_.clear();
+  for (const BatchRow& row : batch) plane_rows_.push_back({row.sequence->id, row.sequence->state_row, row.length});
+  const auto begin = Clock::now();
+  if (absl::Status status = RunGroups(); !status.ok()) return status;
   step_took_ = Clock::now() - begin;
-  if (absl::Status status = plane_->FirstRowError(); !status.ok()) return status;
 
   // As the reply of a call.
   response->Clear();
@@ -389,8 +393,10 @@ absl::Status EngineSession::StepByDoorbells(absl::Span<const BatchRow> batch, v1
     result.set_group(group);
     for (size_t row = 0; row < batch.size(); ++row) {
       v1::LookupCounts& counts = *result.add_counts();
-      if (absl::Status status = CountOutcomes(batch[row], Entries(request, group, row), plane_->HotRows(group, row),
-                                              plane_->Misses(group, row), &counts);
+      const absl::Span<const int32_t> hot_rows =
+          gpu_plane_ != nullptr ? gpu_plane_->HotRows(group, row) : plane_->HotRows(group, row);
+      const int32_t misses = gpu_plane_ != nullptr ? gpu_plane_->Misses(group, row) : plane_->Misses(group, row);
+      if (absl::Status status = CountOutcomes(batch[row], Entries(request, group, row), hot_rows, misses, &counts);
           !status.ok()) {
         return client::Annotate(status, absl::StrCat("group ", group, ", batch row ", row));
       }
@@ -422,14 +428,14 @@ absl::Status EngineSession::CountOutcomes(const BatchRow& row, absl::Span<const 
 }
 
 absl::Status EngineSession::FinishStep(const v1::StepRequest& request) {
-  if (plane_ == nullptr) return absl::OkStatus();
+  if (!on_server_plane()) return absl::OkStatus();
   commits_.clear();
   for (const v1::StepRow& row : request.rows()) commits_.push_back(row.commit() ? 1 : 0);
   const auto begin = Clock::now();
-  absl::Status status = plane_->Commit(commits_);
-  if (status.ok()) status = plane_->AwaitCommit();
+  absl::Status status = gpu_plane_ != nullptr ? gpu_plane_->Commit(commits_) : plane_->Commit(commits_);
+  if (status.ok() && plane_ != nullptr) status = plane_->AwaitCommit();
   CountStep(step_took_ + (Clock::now() - begin));
-  if (status.ok()) status = plane_->FirstRowError();
+  if (status.ok() && plane_ != nullptr) status = plane_->FirstRowError();
   return client::Annotate(status, "server plane");
 }
 

@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/client.h"
+#include "client/replay/cuda/gpu_plane.h"
 #include "client/replay/options.h"
 #include "client/replay/rank_report.h"
 #include "client/replay/row_device.h"
@@ -87,6 +88,8 @@ class EngineSession {
   absl::Status MapRows(const v1::AttachRequest& attach, const SessionNeeds& needs);
   // Arms the session where the options want that and it can be.
   absl::Status ArmPlane(const SessionNeeds& needs);
+  bool on_server_plane() const { return plane_ != nullptr || gpu_plane_ != nullptr; }
+  absl::Status RunGroups();
   absl::Status StepByDoorbells(absl::Span<const BatchRow> batch, v1::StepRequest* request, v1::StepResponse* response);
   // How the entries of a batch row ended. INTERNAL: more misses than entries.
   absl::Status CountOutcomes(const BatchRow& row, absl::Span<const int32_t> positions,
@@ -107,8 +110,10 @@ class EngineSession {
   RankReport* const report_;
   const RowOracle oracle_;
   std::unique_ptr<client::Session> session_;
-  std::unique_ptr<client::ServerPlane> plane_;  // null: steps are calls
-  std::chrono::nanoseconds step_took_{0};       // on it, until its hot rows were there
+  // Of the two at most one is there; where none is, steps are calls.
+  std::unique_ptr<client::ServerPlane> plane_;
+  std::unique_ptr<GpuPlane> gpu_plane_;
+  std::chrono::nanoseconds step_took_{0};  // on it, until its hot rows were there
   std::vector<client::PlaneRow> plane_rows_;
   std::vector<int32_t> commits_;
   std::vector<std::vector<int32_t>> tables_;  // by pool row: blocks of the sequence in each state row

@@ -49,8 +49,10 @@ BatchRow ReadRow(const BatchArgs& args, int32_t i) {
   if (state_row < 0 || sequence_id == 0) return row;
   row.status = BatchStatus::kUnknownSequence;
   if (state_row >= args.state_rows) return row;
+  // First: what else is known of the sequence was written before.
+  if (LoadAcquire(&args.entries[state_row].sequence_id) != sequence_id) return row;
   const int32_t word = Load(&args.entries[state_row].word);
-  if (Load(&args.entries[state_row].sequence_id) != sequence_id || word < 0 || word >= args.word_count) return row;
+  if (word < 0 || word >= args.word_count) return row;
   row.status = BatchStatus::kOk;
   row.state_row = state_row;
   row.length = length;

@@ -24,10 +24,10 @@ inline void Store(T* address, T value) {
 // Copies memory that other threads use meanwhile. Words of 8 bytes, or of 4, that are aligned on both sides are not
 // torn.
 inline void CopyShared(void* dst, const void* src, size_t bytes) {
-  auto to = reinterpret_cast<uintptr_t>(dst);
-  auto from = reinterpret_cast<uintptr_t>(src);
+  auto* to = static_cast<std::byte*>(dst);
+  const auto* from = static_cast<const std::byte*>(src);
   const auto copy = [&]<typename T>(T) {
-    if ((to | from) % alignof(T) != 0) return;
+    if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % alignof(T) != 0) return;
     for (; bytes >= sizeof(T); bytes -= sizeof(T), to += sizeof(T), from += sizeof(T)) {
       Store(reinterpret_cast<T*>(to), Load(reinterpret_cast<const T*>(from)));
     }

@@ -11,7 +11,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // The poller looks without a pause for the first of these times after something came, then with the short pause, and
-// after kIdleAfter with the long one.
+// after kIdleAfter with the long one. From a request to its doorbell's ring, p50, on 2 vCPUs that others used as well:
+// 4 us where the stream waits just then, 8 us with 300 us between steps, 14 us with 3 ms, 270 us with 30 ms. A stream
+// that waits for nothing costs 3 % of one of them.
 constexpr std::chrono::microseconds kSpinTime(20);
 constexpr std::chrono::microseconds kShortPause(50);
 constexpr std::chrono::milliseconds kIdleAfter(10);

@@ -5,8 +5,9 @@
 // with speculative decoding a few. An engine that puts 4,096 rows of one sequence into a batch waits for a walk of
 // 4,096. Which row is a state row's first is settled by atomicMin in plan.claims.
 //
-// Bound of BeginBatch: four dependent trips, three to device memory (the plane's state, the mail, entries and tables)
-// and one over the link (words): 3 x 0.7 + 1.5 us. PlanCommits: two and one; EndBatch: two and one.
+// Bound of BeginBatch: five dependent trips, four to device memory (the plane's state, the mail, entries, their words
+// and tables) and one over the link (sequence words): 4 x 0.7 + 1.5 us. PlanCommits: two and one; EndBatch: two and
+// one.
 #include <algorithm>
 
 #include "kernels/cuda/launch.h"
@@ -97,10 +98,11 @@ __device__ BatchRow ReadRow(const BatchArgs& args, int32_t i, BatchShared& share
   if (state_row < 0 || sequence_id == 0) return row;
   shared.mark[i] = Mark(BatchStatus::kUnknownSequence);
   if (state_row >= args.state_rows) return row;
-  const uint64_t held_by = Load(&args.entries[state_row].sequence_id);
+  // First: what else is known of the sequence was written before.
+  if (LoadAcquire(&args.entries[state_row].sequence_id) != sequence_id) return row;
   const int32_t word = Load(&args.entries[state_row].word);
   const int32_t pool_row = length >= 1 ? PoolRowOf(args, state_row, length - 1) : kNone;
-  if (held_by != sequence_id || word < 0 || word >= args.word_count) return row;
+  if (word < 0 || word >= args.word_count) return row;
   row.word = word;
   row.pool_row = pool_row;
   shared.state_row[i] = state_row;

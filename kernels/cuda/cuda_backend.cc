@@ -26,6 +26,15 @@ constexpr int kMinCapability = 8;
 // Of the device's memory: what sessions that have ended may leave for those that come, of each kind.
 constexpr size_t kKeptShare = 8;
 
+// For streams that wait. Read when the driver starts; what the environment says goes first.
+void SetUpDriver() {
+  // A kernel that is loaded at its first launch waits for all streams: see PrepareKernels.
+  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  // Under MPS a process has 2 connections, and the second stream that waits stops all others. 32, the most there can
+  // be, carried 16 waiting streams (measured), not 24.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+}
+
 class DeviceBuffer final : public Buffer {
  public:
   DeviceBuffer(DeviceSlabs* slabs, DeviceSlab slab, size_t bytes)
@@ -52,12 +61,20 @@ class PinnedBuffer final : public Buffer {
   const size_t bytes_;
 };
 
+bool IsMpsEnabled(int device) {
+  int enabled = 0;
+  if (cudaDeviceGetAttribute(&enabled, cudaDevAttrMpsEnabled, device) == cudaSuccess) return enabled != 0;
+  cudaGetLastError();  // a driver that does not know the attribute
+  return false;
+}
+
 class CudaBackend final : public Backend {
  public:
   CudaBackend(int device, std::string uuid, const DeviceLimits& limits, size_t memory_bytes)
       : device_(device),
         uuid_(std::move(uuid)),
         limits_(limits),
+        mps_(IsMpsEnabled(device)),
         health_(uuid_),
         shared_(device, /*exported=*/true, memory_bytes / kKeptShare),
         private_(device, /*exported=*/false, memory_bytes / kKeptShare),
@@ -66,6 +83,12 @@ class CudaBackend final : public Backend {
 
   std::string_view device() const override { return uuid_; }
   bool reaches_pageable_memory() const override { return false; }
+  std::string_view no_doorbells() const override {
+    return mps_ ? ""
+                : "MPS does not run, and without it a kernel that waits for a doorbell holds whole time slices of the "
+                  "GPU";
+  }
+  bool shares_contexts() const override { return mps_; }
 
   absl::StatusOr<std::unique_ptr<Buffer>> AllocatePool(size_t bytes, const PoolOptions& options) override {
     const CurrentDevice current(device_);
@@ -118,6 +141,7 @@ class CudaBackend final : public Backend {
   const int device_;
   const std::string uuid_;
   const DeviceLimits limits_;
+  const bool mps_;
   const std::shared_ptr<const PoolDriver> pool_driver_ = LoadPoolDriver();
   cpu::MemoryBank bank_;
   DeviceHealth health_;
@@ -131,8 +155,7 @@ class CudaBackend final : public Backend {
 }  // namespace
 
 absl::StatusOr<std::vector<DeviceInfo>> ListDevices() {
-  // Kernels must be loaded before any stream can wait: see PrepareKernels. Read when the driver starts.
-  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  SetUpDriver();
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
     cudaGetLastError();
@@ -153,7 +176,7 @@ absl::StatusOr<std::vector<DeviceInfo>> ListDevices() {
 }
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(int ordinal) {
-  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  SetUpDriver();
   int count = 0;
   cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess || ordinal < 0 || ordinal >= count) {

@@ -203,6 +203,15 @@ absl::Status CudaStream::CopyPiece(void* dst, const void* src, size_t bytes, boo
   return Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_.get()), "a copy cannot be enqueued");
 }
 
+template <typename T>
+absl::Status CudaStream::WriteWord(T* target, T value) {
+  if (target == nullptr) return absl::InvalidArgumentError("write.target: is null");
+  const CurrentDevice current(device_);
+  return Check(LaunchWrite(target, value, stream_.get()), "a kernel cannot be launched");
+}
+template absl::Status CudaStream::WriteWord(uint64_t* target, uint64_t value);
+template absl::Status CudaStream::WriteWord(int32_t* target, int32_t value);
+
 template <typename Args, typename Launch>
 absl::Status CudaStream::Enqueue(const Args& args, Launch launch) {
   if (absl::Status status = Validate(args); !status.ok()) return status;

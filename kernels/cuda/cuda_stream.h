@@ -41,6 +41,8 @@ class CudaStream final : public Stream {
   void Wait(std::shared_ptr<Event> event) override;
   void Timestamp(uint64_t* ns) override;
   absl::Status Copy(void* dst, const void* src, size_t bytes) override;
+  absl::Status Write(uint64_t* target, uint64_t value) override { return WriteWord(target, value); }
+  absl::Status Write(int32_t* target, int32_t value) override { return WriteWord(target, value); }
   absl::Status Resolve(const ResolveArgs& args) override;
   absl::Status ResolveGather(const ResolveArgs& args, const GatherCompactArgs& gather) override;
   absl::Status Gather(const GatherCompactArgs& args) override;
@@ -90,6 +92,8 @@ class CudaStream final : public Stream {
   // Pinned memory, at most a slab of it, that stays until the next Notify has completed.
   absl::StatusOr<void*> Stage(size_t bytes);
   absl::Status CopyPiece(void* dst, const void* src, size_t bytes, bool stage_source, bool stage_target);
+  template <typename T>
+  absl::Status WriteWord(T* target, T value);
   // Checks the arguments, makes the device current and launches.
   template <typename Args, typename Launch>
   absl::Status Enqueue(const Args& args, Launch launch);

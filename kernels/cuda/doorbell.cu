@@ -1,4 +1,4 @@
-// Doorbells: one thread that polls a word, or sets it.
+// Doorbells, and words that other streams read meanwhile: one thread that polls a word, or sets it.
 //
 // Bound of a wait: one trip to the L2 cache behind the request, and the launch of what comes next. It holds one warp of
 // a multiprocessor and nothing else.
@@ -71,7 +71,22 @@ __global__ void AwaitQuietKernel(const __grid_constant__ AwaitQuietArgs args) {
   }
 }
 
+template <typename T>
+__global__ void WriteKernel(T* target, T value) {
+  StoreRelease(target, value);
+}
+
 }  // namespace
+
+cudaError_t LaunchWrite(uint64_t* target, uint64_t value, cudaStream_t stream) {
+  WriteKernel<<<1, 1, 0, stream>>>(target, value);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchWrite(int32_t* target, int32_t value, cudaStream_t stream) {
+  WriteKernel<<<1, 1, 0, stream>>>(target, value);
+  return cudaGetLastError();
+}
 
 cudaError_t LaunchAwaitDoorbell(const AwaitDoorbellArgs& args, cudaStream_t stream) {
   AwaitDoorbellKernel<<<1, 1, 0, stream>>>(args);

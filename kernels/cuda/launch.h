@@ -42,6 +42,8 @@ cudaError_t LaunchAwaitQuiet(const AwaitQuietArgs& args, cudaStream_t stream);
 cudaError_t LaunchBeginBatch(const BatchArgs& args, cudaStream_t stream);
 cudaError_t LaunchPlanCommits(const BatchArgs& args, cudaStream_t stream);
 cudaError_t LaunchEndBatch(const BatchArgs& args, cudaStream_t stream);
+cudaError_t LaunchWrite(uint64_t* target, uint64_t value, cudaStream_t stream);
+cudaError_t LaunchWrite(int32_t* target, int32_t value, cudaStream_t stream);
 cudaError_t LaunchTimestamp(uint64_t* ns, cudaStream_t stream);
 
 }  // namespace stoker::kernels::cuda

@@ -288,6 +288,8 @@ class Engine {
   virtual ~Engine() = default;
   // "cpu", or UUIDs of GPUs. At least one.
   virtual const std::vector<std::string>& devices() const = 0;
+  // Whether kernels of the daemon and of engines run side by side on every GPU (MPS). False where there is none.
+  virtual bool MpsEnabled() const = 0;
   // Why sessions on the device can have no server plane; empty where they can.
   virtual std::string NoServerPlane(absl::string_view device) const = 0;
   // Likewise the direct plane, on this pool.

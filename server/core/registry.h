@@ -103,6 +103,7 @@ class Registry {
   uint64_t epoch() const { return epoch_; }
   const RegistryLimits& limits() const { return limits_; }
   const std::vector<std::string>& devices() const { return engine_->devices(); }
+  bool MpsEnabled() const { return engine_->MpsEnabled(); }
 
   // Declares the pools that must be there before anything else is: from now on Ready is not OK. At most once, before
   // any other call. The status is that of the first pool whose spec is wrong or that goes beyond the limits.

@@ -109,8 +109,8 @@ void Session::UnregisterTensor(TensorId id, absl::AnyInvocable<void(absl::Status
         // The fence tells of this session's earlier work, whose errors its own calls have.
         storage_->Notify(
             [self = shared_from_this(), tensor = *std::move(removed), done = std::move(done)](absl::Status) mutable {
-              const Environment& environment = self->environment_;
-              environment.post([self = std::move(self), tensor = std::move(tensor), done = std::move(done)]() mutable {
+              // A copy of `self`, for `post` is the session's own.
+              self->environment_.post([self, tensor = std::move(tensor), done = std::move(done)]() mutable {
                 self->UnmapTensor(std::move(tensor), std::move(done));
               });
             });

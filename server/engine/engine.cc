@@ -130,6 +130,11 @@ class BackendEngine final : public core::Engine {
 
   const std::vector<std::string>& devices() const override { return devices_; }
 
+  bool MpsEnabled() const override {
+    return std::all_of(backends_.begin(), backends_.end(),
+                       [](const kernels::Backend* backend) { return backend->shares_contexts(); });
+  }
+
   std::string NoServerPlane(absl::string_view device) const override {
     return std::string(BackendOf(device).no_doorbells());
   }

@@ -51,8 +51,20 @@ class Doorbells {
   const std::unique_ptr<Buffer> memory_;
 };
 
+// Copies pageable memory once, so that the stream has what it takes for that: to get it may wait for streams that wait.
+void Warm(Stream& stream, void* device) {
+  uint64_t value = 0;
+  EXPECT_TRUE(stream.Copy(device, &value, 8).ok());
+  EXPECT_TRUE(stream.Copy(&value, device, 8).ok());
+  EXPECT_TRUE(Finish(stream).ok());
+}
+
 class PlaneTest : public BackendTest {
  protected:
+  PlaneTest() {
+    Warm(stream(), stamps());
+    Warm(side(), stamps());
+  }
   void TearDown() override {
     // Whatever failed: no wait outlives the words.
     bells_.Abort();
@@ -135,9 +147,10 @@ TEST_P(PlaneTest, RequestAfterTheWait) {
 
 // Two streams, one that waits for as long as the other likes to work.
 TEST_P(PlaneTest, AWaitHoldsUpNoOtherStream) {
+  const auto other = backend().CreateStream().value();
+  Warm(*other, stamps());
   ASSERT_TRUE(stream().AwaitDoorbell(Await(0, true)).ok());
   const std::shared_ptr<Event> end = stream().Record();
-  const auto other = backend().CreateStream().value();
   for (uint64_t i = 0; i < 1000; ++i) {
     uint64_t back = ~i;
     ASSERT_TRUE(other->Copy(stamps(), &i, 8).ok());
@@ -281,6 +294,7 @@ TEST_P(PlaneTest, QuietComesWithTheEndOfTheStepInFlight) {
   ASSERT_TRUE(stream().Copy(memory->data(), c.image().data(), c.image().bytes()).ok());
   ASSERT_TRUE(Finish(stream()).ok());
   const auto quiet = backend().CreateStream().value();
+  Warm(*quiet, stamps());
   for (uint64_t step = 1; step <= 20; ++step) {
     ASSERT_TRUE(stream().BeginBatch(args).ok());
     ASSERT_TRUE(Finish(stream()).ok());
@@ -311,6 +325,55 @@ TEST_P(PlaneTest, QuietOfAStepThatNeverEnds) {
   ASSERT_FALSE(end->Done());
   std::atomic_ref<uint32_t>(*abort).store(1);
   ASSERT_TRUE(Finish(stream()).ok());
+}
+
+// The plane goes on as if nothing had been: only the wait ends.
+TEST_P(PlaneTest, QuietHasEndsOfItsOwn) {
+  const PlaneState running = {.step = 3, .accepted = 3, .finished = 2};
+  SetState(running);
+  stream().Timestamp(stamps());
+  ASSERT_TRUE(stream().AwaitQuiet({.state = state(), .abort = bells().abort(), .limit_ns = 2 * kMilliseconds}).ok());
+  stream().Timestamp(stamps() + 1);
+  uint64_t ns[2];
+  ASSERT_TRUE(stream().Copy(ns, stamps(), sizeof(ns)).ok());
+  ASSERT_TRUE(Finish(stream()).ok());
+  EXPECT_GE(ns[1] - ns[0], 2 * kMilliseconds);
+  ASSERT_TRUE(stream().AwaitQuiet({.state = state(), .abort = bells().abort(), .limit_ns = 0}).ok());
+  const std::shared_ptr<Event> end = stream().Record();
+  LookForAWhile();
+  EXPECT_FALSE(end->Done());
+  bells().Abort();
+  ASSERT_TRUE(Finish(stream()).ok());
+  const PlaneState after = State();
+  EXPECT_EQ(std::memcmp(&after, &running, sizeof(running)), 0);
+}
+
+TEST_P(PlaneTest, WordsAreWrittenInOrderAndWhole) {
+  EXPECT_THAT(std::string(stream().Write(static_cast<uint64_t*>(nullptr), 1).message()),
+              HasSubstr("write.target: is null"));
+  EXPECT_THAT(std::string(stream().Write(static_cast<int32_t*>(nullptr), 1).message()),
+              HasSubstr("write.target: is null"));
+  auto* const words = reinterpret_cast<int32_t*>(stamps() + 8);
+  uint64_t poison[12];
+  std::fill(std::begin(poison), std::end(poison), ~uint64_t{0});
+  ASSERT_TRUE(stream().Copy(stamps(), poison, sizeof(poison)).ok());
+  ASSERT_TRUE(Finish(stream()).ok());
+  for (uint64_t i = 0; i < 300; ++i) {
+    ASSERT_TRUE(stream().Write(stamps() + 1, i << 32 | i).ok());
+    ASSERT_TRUE(stream().Write(words + 1, static_cast<int32_t>(i)).ok());
+    uint64_t seen = 0;
+    ASSERT_TRUE(side().Copy(&seen, stamps() + 1, 8).ok());
+    ASSERT_TRUE(Finish(side()).ok());
+    ASSERT_TRUE(seen == ~uint64_t{0} || (seen >> 32 == (seen & 0xffffffff) && (seen >> 32) <= i)) << seen;
+  }
+  uint64_t after[12];
+  ASSERT_TRUE(stream().Copy(after, stamps(), sizeof(after)).ok());
+  ASSERT_TRUE(Finish(stream()).ok());
+  EXPECT_EQ(after[0], ~uint64_t{0});
+  EXPECT_EQ(after[1], uint64_t{299} << 32 | 299);
+  EXPECT_EQ(after[2], ~uint64_t{0});
+  EXPECT_EQ(after[8], uint64_t{299} << 32 | 0xffffffff);
+  EXPECT_EQ(after[9], ~uint64_t{0});
 }
 
 // A daemon takes a sequence from its state row while steps run, and waits for quiet. Steps that still found the

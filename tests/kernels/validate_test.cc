@@ -330,9 +330,11 @@ TEST(ValidateTest, RingDoorbell) {
 
 TEST(ValidateTest, AwaitQuiet) {
   using A = AwaitQuietArgs;
-  ExpectRefused<A>({.state = Some<PlaneState>()}, {
-                                                      {[](A& a) { a.state = nullptr; }, "await_quiet.state: is null"},
-                                                  });
+  ExpectRefused<A>({.state = Some<PlaneState>(), .abort = nullptr, .limit_ns = 0},
+                   {
+                       {[](A& a) { a.state = nullptr; }, "await_quiet.state: is null"},
+                       {[](A& a) { a.abort = Odd<uint32_t>(); }, "is not a multiple of 4"},
+                   });
 }
 
 TEST(ValidateTest, Batch) {

@@ -42,30 +42,42 @@ absl::Status MapError(int error, uint64_t bytes) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<kernels::Buffer>> MapPoolFiles(const kernels::ExportedMemory& exported) {
-  // Of huge pages, both the addresses and the sizes must be multiples.
-  uint64_t page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+absl::Status CheckPoolFiles(const kernels::ExportedMemory& exported) {
+  const auto page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   uint64_t bytes = 0;
   for (size_t i = 0; i < exported.parts.size(); ++i) {
     const kernels::ExportedMemory::Part& part = exported.parts[i];
     struct stat file {};
     if (fstat(part.descriptor, &file) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("pool descriptor ", i));
+    // A page behind the end of its file cannot be touched.
     if (file.st_size < 0 || static_cast<uint64_t>(file.st_size) < part.bytes) {
       return absl::InternalError(absl::StrCat("direct.part_bytes[", i, "] ", part.bytes, " is more than the ",
                                               file.st_size, " bytes behind the descriptor"));
     }
-    const auto block_bytes = static_cast<uint64_t>(std::max<int64_t>(file.st_blksize, 1));
-    if (std::has_single_bit(block_bytes) && block_bytes <= kMaxPageBytes)
-      page_bytes = std::max(page_bytes, block_bytes);
-    if (part.bytes == 0 || __builtin_add_overflow(bytes, part.bytes, &bytes)) {
-      return absl::InternalError(absl::StrCat("direct.part_bytes[", i, "] ", part.bytes, " is 0, or too much"));
+    if (part.bytes == 0 || part.bytes % page_bytes != 0) {
+      return absl::InternalError(absl::StrCat("direct.part_bytes[", i, "] ", part.bytes,
+                                              " is no whole number of pages of ", page_bytes, " bytes"));
+    }
+    if (__builtin_add_overflow(bytes, part.bytes, &bytes)) {
+      return absl::InternalError(absl::StrCat("direct.part_bytes[", i, "] ", part.bytes, ": the sum overflows"));
     }
   }
-  const auto system_page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  for (size_t i = 0; i < exported.parts.size(); ++i) {
-    if (exported.parts[i].bytes % system_page == 0) continue;
-    return absl::InternalError(absl::StrCat("direct.part_bytes[", i, "] ", exported.parts[i].bytes,
-                                            " is no whole number of pages of ", system_page, " bytes"));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<kernels::Buffer>> MapPoolFiles(const kernels::ExportedMemory& exported) {
+  if (absl::Status status = CheckPoolFiles(exported); !status.ok()) return status;
+  // Of huge pages, addresses must be multiples.
+  auto page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  uint64_t bytes = 0;
+  for (const kernels::ExportedMemory::Part& part : exported.parts) {
+    struct stat file {};
+    if (fstat(part.descriptor, &file) != 0) return absl::ErrnoToStatus(errno, "pool descriptor");
+    const auto block_bytes = static_cast<uint64_t>(std::max<int64_t>(file.st_blksize, 1));
+    if (std::has_single_bit(block_bytes) && block_bytes <= kMaxPageBytes) {
+      page_bytes = std::max(page_bytes, block_bytes);
+    }
+    bytes += part.bytes;
   }
   uint64_t range_bytes = 0;
   if (bytes == 0 || __builtin_add_overflow(bytes, page_bytes, &range_bytes) ||

@@ -21,6 +21,9 @@ namespace stoker::client {
 // file, or no whole number of its pages; RESOURCE_EXHAUSTED: no address space.
 absl::StatusOr<std::unique_ptr<kernels::Buffer>> MapPoolFiles(const kernels::ExportedMemory& exported);
 
+// What MapPoolFiles says of sizes.
+absl::Status CheckPoolFiles(const kernels::ExportedMemory& exported);
+
 // Maps the parts for the host and for the GPU with the UUID `device`. UNIMPLEMENTED: this build of the client has no
 // CUDA; NOT_FOUND: this process does not see the GPU; FAILED_PRECONDITION: the driver cannot; INTERNAL: the memory
 // cannot be mapped.

@@ -17,12 +17,12 @@
 #include "kernels/cuda/ipc_memory.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/pool_memory.h"
+#include "kernels/cuda/prepare_device.h"
 #include "kernels/cuda/slabs.h"
 
 namespace stoker::kernels::cuda {
 namespace {
 
-constexpr int kMinCapability = 8;
 // Of the device's memory: what sessions that have ended may leave for those that come, of each kind.
 constexpr size_t kKeptShare = 8;
 
@@ -177,44 +177,9 @@ absl::StatusOr<std::vector<DeviceInfo>> ListDevices() {
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(int ordinal) {
   SetUpDriver();
-  int count = 0;
-  cudaError_t error = cudaGetDeviceCount(&count);
-  if (error != cudaSuccess || ordinal < 0 || ordinal >= count) {
-    cudaGetLastError();
-    return absl::NotFoundError(
-        absl::StrCat("device: cuda:", ordinal, " given, ", error == cudaSuccess ? count : 0, " GPUs found",
-                     error == cudaSuccess ? "" : absl::StrCat(" (", cudaGetErrorString(error), ")")));
-  }
-  cudaDeviceProp properties{};
-  error = cudaGetDeviceProperties(&properties, ordinal);
-  if (error != cudaSuccess) return ToStatus(error, absl::StrCat("device: cuda:", ordinal));
-  if (properties.major < kMinCapability) {
-    return absl::FailedPreconditionError(absl::StrCat("device: cuda:", ordinal, " has compute capability ",
-                                                      properties.major, ".", properties.minor, ", limit ",
-                                                      kMinCapability, ".0"));
-  }
-  const CurrentDevice current(ordinal);
-  // Pool memory has one address for all GPUs and for the host.
-  int same_address = 0;
-  error = cudaDeviceGetAttribute(&same_address, cudaDevAttrCanUseHostPointerForRegisteredMem, ordinal);
-  if (error != cudaSuccess) return ToStatus(error, absl::StrCat("device: cuda:", ordinal));
-  if (!properties.unifiedAddressing || same_address == 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("device: cuda:", ordinal, " cannot use registered host memory at its host address"));
-  }
-  DeviceLimits limits;
-  limits.multiprocessors = properties.multiProcessorCount;
-  limits.max_shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);
-  limits.clusters = properties.major >= 9;
-  // Blocks have some static shared memory beside what they ask for.
-  constexpr int kStaticSharedBytes = 1024;
-  limits.max_shared_bytes -= kStaticSharedBytes;
-  error = PrepareKernels(limits);
-  if (error != cudaSuccess) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("device: cuda:", ordinal, ": the kernels cannot be loaded: ", cudaGetErrorString(error)));
-  }
-  return std::make_unique<CudaBackend>(ordinal, UuidOf(properties), limits, properties.totalGlobalMem);
+  const absl::StatusOr<PreparedDevice> device = PrepareDevice(ordinal);
+  if (!device.ok()) return device.status();
+  return std::make_unique<CudaBackend>(ordinal, device->uuid, device->limits, device->memory_bytes);
 }
 
 }  // namespace stoker::kernels::cuda

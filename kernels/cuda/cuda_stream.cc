@@ -61,10 +61,19 @@ absl::StatusOr<std::unique_ptr<Stream>> CudaStream::Create(int device, const Dev
   const CurrentDevice current(device);
   absl::StatusOr<StreamHandle> stream = MakeStream();
   if (!stream.ok()) return stream.status();
-  return std::unique_ptr<Stream>(new CudaStream(device, limits, shared, *std::move(stream)));
+  return std::unique_ptr<Stream>(new CudaStream(device, limits, shared, *std::move(stream), nullptr));
+}
+
+std::unique_ptr<Stream> CudaStream::Wrap(int device, const DeviceLimits& limits, const DeviceShared& shared,
+                                         cudaStream_t stream, std::shared_ptr<const void> alone) {
+  return std::unique_ptr<Stream>(new CudaStream(device, limits, shared, StreamHandle(stream), std::move(alone)));
 }
 
 CudaStream::~CudaStream() {
+  if (wrapped()) {
+    stream_.Release();  // no memory is staged, so that nothing of ours is under way
+    return;
+  }
   const CurrentDevice current(device_);
   // Whatever was enqueued behind the last Notify, too.
   ReportLoss(cudaStreamSynchronize(stream_.get()), "a stream ends with an error");
@@ -166,6 +175,7 @@ void CudaStream::Timestamp(uint64_t* ns) {
 absl::Status CudaStream::Copy(void* dst, const void* src, size_t bytes) {
   if (bytes == 0) return absl::OkStatus();
   const CurrentDevice current(device_);
+  if (wrapped()) return CopyPiece(dst, src, bytes, false, false);
   const bool stage_source = !IsPinnedOrDevice(src);
   const bool stage_target = !IsPinnedOrDevice(dst);
   if (captures_ && (stage_source || stage_target)) {

@@ -34,6 +34,9 @@ class CudaStream final : public Stream {
  public:
   static absl::StatusOr<std::unique_ptr<Stream>> Create(int device, const DeviceLimits& limits,
                                                         const DeviceShared& shared);
+  // A stream that stays its owner's, see wrapped_stream.h. `alone` holds what `shared` points to.
+  static std::unique_ptr<Stream> Wrap(int device, const DeviceLimits& limits, const DeviceShared& shared,
+                                      cudaStream_t stream, std::shared_ptr<const void> alone);
   ~CudaStream() override;
 
   void Notify(absl::AnyInvocable<void(absl::Status) &&> done) override;
@@ -85,8 +88,9 @@ class CudaStream final : public Stream {
     absl::Status error;
   };
 
-  CudaStream(int device, const DeviceLimits& limits, const DeviceShared& shared, StreamHandle stream)
-      : device_(device), limits_(limits), shared_(shared), stream_(std::move(stream)) {}
+  CudaStream(int device, const DeviceLimits& limits, const DeviceShared& shared, StreamHandle stream,
+             std::shared_ptr<const void> alone)
+      : alone_(std::move(alone)), device_(device), limits_(limits), shared_(shared), stream_(std::move(stream)) {}
 
   absl::Status Check(cudaError_t error, absl::string_view what) { return shared_.health->Check(error, what); }
   // Pinned memory, at most a slab of it, that stays until the next Notify has completed.
@@ -98,6 +102,9 @@ class CudaStream final : public Stream {
   template <typename Args, typename Launch>
   absl::Status Enqueue(const Args& args, Launch launch);
 
+  bool wrapped() const { return alone_ != nullptr; }
+
+  const std::shared_ptr<const void> alone_;  // of a wrapped stream; first, so that it goes last
   const int device_;
   const DeviceLimits limits_;
   const DeviceShared shared_;

@@ -55,6 +55,8 @@ class Handle {
   }
 
   T get() const { return handle_; }
+  // Somebody else gives it back.
+  T Release() { return std::exchange(handle_, nullptr); }
 
  private:
   void Reset() {

@@ -25,6 +25,7 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,7 +34,8 @@
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/client.h"
 #include "client/device_plane.h"
 #include "client/replay/workload_file.h"
@@ -381,6 +383,7 @@ class LocalPlane {
       group.miss_pool_rows = Zeroed<int32_t>(all_entries);
       group.miss_hot_rows = Zeroed<int32_t>(all_entries);
       group.miss_counts = Zeroed<int32_t>(rows);
+      Require(cudaStreamSynchronize(nullptr), "zeroes");
       kernels::ResetArgs reset;
       reset.residency = group.residency;
       reset.state_rows = batch.mail.state_rows;
@@ -437,8 +440,9 @@ class LocalPlane {
     return store;
   }
   std::byte* Private(size_t bytes) {
-    buffers_.push_back(Get(backend_->AllocatePrivate(bytes), "device memory"));
-    return buffers_.back()->data();
+    buffers_.push_back(Get(kernels::cuda::MakeDeviceMemory(bytes), "device memory"));
+    Require(cudaMemset(buffers_.back().get(), 0, bytes), "device memory");
+    return static_cast<std::byte*>(buffers_.back().get());
   }
   template <typename T>
   T* Zeroed(size_t count) {
@@ -454,7 +458,7 @@ class LocalPlane {
   const Shape& shape_;
   std::unique_ptr<kernels::Backend> backend_;
   std::unique_ptr<kernels::Buffer> pool_, host_;
-  std::vector<std::unique_ptr<kernels::Buffer>> buffers_;
+  std::vector<DeviceMemory> buffers_;
   kernels::PlaneMemory memory_;
   kernels::PlaneResult* result_ = nullptr;
   std::vector<Mailbox> mailboxes_;
@@ -630,32 +634,39 @@ class RemoteSession {
   StreamHandle stream_;
 };
 
-// Each run has a pool and a session of its own.
-void RunRemote(const Shape& shape, const std::string& plane, const std::string& waits) {
-  const client::Client client = Get(client::Client::Connect(absl::GetFlag(FLAGS_server)), "--server");
-  const bool mps = Get(client.GetStatus(), "GetStatus").mps_enabled();
-  v1::CreatePoolRequest create;
-  v1::PoolSpec& spec = *create.mutable_spec();
+v1::PoolSpec PoolOf(const Shape& shape) {
+  v1::PoolSpec spec;
   spec.set_name("plane-bench");
   spec.set_layers(static_cast<uint32_t>(shape.layers));
   spec.set_row_layout(v1::ROW_LAYOUT_LINEAR);
   spec.set_row_bytes(static_cast<uint32_t>(shape.row_bytes));
   spec.set_block_rows(kBlockRows);
   spec.set_blocks(static_cast<uint32_t>(shape.batch * shape.columns()));
+  return spec;
+}
+
+// Each run has a session of its own; the pool stays for the others of the shape.
+void RunRemote(const Shape& shape, const client::Client& client, const std::string& plane, const std::string& waits) {
+  const bool mps = Get(client.GetStatus(), "GetStatus").mps_enabled();
+  v1::CreatePoolRequest create;
+  *create.mutable_spec() = PoolOf(shape);
   client::CallOptions call;
   call.timeout = kPoolTimeout;
   Require(client.CreatePool(create, call).status(), "CreatePool");
-  {
-    RemoteSession session(shape, client, spec.name());
-    if (plane == "server") {
-      session.RunServer(waits, mps);
-    } else {
-      session.RunCalls(plane == "rpc_group", mps);
-    }
+  RemoteSession session(shape, client, create.spec().name());
+  if (plane == "server") {
+    session.RunServer(waits, mps);
+  } else {
+    session.RunCalls(plane == "rpc_group", mps);
   }
-  // The session's end is the daemon's to see; until then the pool is in use.
+}
+
+void DropPool(const Shape& shape, const client::Client& client) {
   v1::DeletePoolRequest drop;
-  drop.set_name(spec.name());
+  drop.set_name(PoolOf(shape).name());
+  client::CallOptions call;
+  call.timeout = kPoolTimeout;
+  // The session's end is the daemon's to see; until then the pool is in use.
   absl::Status dropped;
   for (int i = 0; i < 100; ++i) {
     dropped = client.DeletePool(drop, call).status();
@@ -678,16 +689,19 @@ void Run() {
   }
   for (const std::string& entries : absl::GetFlag(FLAGS_entries)) {
     const Shape shape = MakeShape(entries);
+    std::optional<client::Client> client;
     for (const std::string& plane : planes) {
       if (plane == "same") {
         LocalPlane(shape).Run();
         continue;
       }
+      if (!client.has_value()) client = Get(client::Client::Connect(absl::GetFlag(FLAGS_server)), "--server");
       for (const std::string& waits : absl::GetFlag(FLAGS_waits)) {
-        RunRemote(shape, plane, waits);
+        RunRemote(shape, *client, plane, waits);
         if (plane != "server") break;
       }
     }
+    if (client.has_value()) DropPool(shape, *client);
   }
 }
 

@@ -426,7 +426,7 @@ TEST_F(PlaneProcessGpuTest, AnEngineThatIsKilledIsGoneAndOthersGoOn) {
                           "2000",
                           "--requests",
                           "4000",
-                          "--output-rows",
+                          "--output-length",
                           "500",
                           "--layers",
                           "8",

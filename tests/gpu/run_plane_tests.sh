@@ -35,8 +35,8 @@ export STOKER_TEST_DAEMON=$bin/stokerd
 run test-mps "$here/with_mps.sh" "$bin/plane_process_gpu_test"
 run test-no-mps "$bin/plane_process_gpu_test"
 run replay-mps "$here/with_mps.sh" "$bin/stoker-replay" --stokerd "$bin/stokerd" --device cuda --transfer shared --plane server \
-  --requests 24 --input-rows 8000 --output-rows 100 --layers 61 --groups 16 --row-bytes 656 --top-k 2048 --hot-rows 4096 --concurrency 8 \
-  --pool-blocks 3000 --json --progress none
+  --requests 24 --input-length 8000 --output-length 100 --layers 61 --groups 16 --row-bytes 656 --top-k 2048 --hot-rows 4096 --concurrency 8 \
+  --pool-blocks 4000 --json --progress none
 if [ "${3:-}" != --no-bench ]; then
   "$here/../bench/gpu/planes.sh" "$bin" "$out" || failed=1
 fi

@@ -284,6 +284,8 @@ TEST_F(PlaneProcessGpuTest, StepsEnqueuedAheadSeeTheirRows) {
     memory.push_back(*std::move(made));
     EXPECT_EQ(cudaMemcpy(memory.back().get(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
               cudaSuccess);
+    // From pageable memory the call may return before the bytes are there, and other streams do not wait for it.
+    EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
     return static_cast<T*>(memory.back().get());
   };
   std::vector<replay::DevicePart> parts(kLayers * replay::kDeviceParts);

@@ -99,7 +99,7 @@ const std::vector<OptionGroup>& Table() {
             "How rows and entries reach the daemon: through the session's memory, or inside the messages. auto: shared "
             "where the memory, the host's or a GPU's, can be mapped."},
            {"plane", Choice{&Options::plane, {"auto", "rpc", "server"}},
-            "How steps reach the daemon: by calls, or by doorbells in the session's memory, which must be the host's. "
+            "How steps reach the daemon: by calls, or by doorbells in the session's memory. "
             "auto: server where it can be had."},
        }},
       {"Model",

@@ -17,6 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/device_plane.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/client/fake_arena.h"
@@ -574,6 +575,15 @@ TEST_F(ServerPlaneTest, AnArmThatCannotBe) {
   daemon_.EndSessions(absl::AbortedError("evicted"));
   while (!session->ended()) std::this_thread::yield();
   EXPECT_TRUE(absl::IsAborted(ServerPlane::Arm(*session, kTopK).status()));
+}
+
+// DevicePlane is for arenas on a GPU, in builds with CUDA; what it does there is tested in tests/gpu.
+TEST_F(ServerPlaneTest, ADevicePlaneNeedsAGpu) {
+  const std::unique_ptr<Session> session = Attach();
+  const absl::Status refused = DevicePlane::Arm(*session, kTopK).status();
+  EXPECT_TRUE(absl::IsUnimplemented(refused) || absl::IsFailedPrecondition(refused)) << refused;
+  // The session was not armed for it.
+  EXPECT_EQ(Step(*Arm(*session), {Admit(*session)}, {}), absl::OkStatus());
 }
 
 TEST_F(ServerPlaneTest, AnArmThatIsAnsweredWrongly) {

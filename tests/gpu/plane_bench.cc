@@ -184,6 +184,8 @@ class Engine {
   T* Device(const std::vector<T>& values) {
     memory_.push_back(Get(kernels::cuda::MakeDeviceMemory(values.size() * sizeof(T)), "memory"));
     Require(cudaMemcpy(memory_.back().get(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "copy");
+    // From pageable memory the call may return before the bytes are there, and other streams do not wait for it.
+    Require(cudaStreamSynchronize(nullptr), "copy");
     return static_cast<T*>(memory_.back().get());
   }
 
@@ -452,6 +454,8 @@ class LocalPlane {
   T* Device(const std::vector<T>& values) {
     T* const memory = Zeroed<T>(values.size());
     Require(cudaMemcpy(memory, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "copy");
+    // From pageable memory the call may return before the bytes are there, and other streams do not wait for it.
+    Require(cudaStreamSynchronize(nullptr), "copy");
     return memory;
   }
 

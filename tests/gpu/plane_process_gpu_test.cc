@@ -284,6 +284,8 @@ TEST_F(PlaneProcessGpuTest, StepsEnqueuedAheadSeeTheirRows) {
     memory.push_back(*std::move(made));
     EXPECT_EQ(cudaMemcpy(memory.back().get(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
               cudaSuccess);
+    // From pageable memory the call may return before the bytes are there, and other streams do not wait for it.
+    EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
     return static_cast<T*>(memory.back().get());
   };
   std::vector<replay::DevicePart> parts(kLayers * replay::kDeviceParts);
@@ -426,7 +428,7 @@ TEST_F(PlaneProcessGpuTest, AnEngineThatIsKilledIsGoneAndOthersGoOn) {
                           "2000",
                           "--requests",
                           "4000",
-                          "--output-rows",
+                          "--output-length",
                           "500",
                           "--layers",
                           "8",
@@ -531,8 +533,6 @@ TEST_F(PlaneProcessGpuTest, AWaitEndsWhenTheDaemonIsKilled) {
 
 TEST_F(PlaneProcessGpuTest, AWaitEndsAtItsLimitAndWithItsSession) {
   GpuEngine engine(client(), pool_, "engine");
-  const Request request = Prompt(0);
-  const OpenSequence sequence = engine.Open(request);
   if (!mps()) {
     ExpectRefused(engine);
     return;

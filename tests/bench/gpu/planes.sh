@@ -5,7 +5,7 @@
 #
 # Writes OUT_DIR/planes.jsonl and logs. Starts an MPS control daemon of its own, in a folder of its own, and stokerd, and
 # ends these and nothing else. Environment: STEPS, BATCHES ("1 8"), CONTEXT (rows of a sequence of the realistic
-# workload), GROUP (layers that share a selection), LAYERS.
+# workload), GROUPS_OF (layers that share a selection, "4 1"), LAYERS.
 set -euo pipefail
 if [ $# -lt 2 ] || [ ! -d "$1" ]; then
   sed -n '2,8p' "$0" >&2
@@ -19,7 +19,7 @@ mode=${3:-}
 steps=${STEPS:-500}
 batches=${BATCHES:-1 8}
 context=${CONTEXT:-32768}
-group=${GROUP:-4}
+groups=${GROUPS_OF:-4 1}
 layers=${LAYERS:-61}
 commit=$(git -C "$here" rev-parse --short HEAD 2>/dev/null || echo unknown)
 # A short path: those of sockets have a limit.
@@ -64,13 +64,13 @@ start_daemon() {
   echo "stokerd does not serve, see $out/stokerd-$1.log" >&2
   exit 1
 }
-# bench PLANES ENTRIES BATCH...: a run that fails is told, and the others go on.
+# bench PLANES ENTRIES BATCH GROUP: a run that fails is told, and the others go on.
 failed=0
 bench() {
-  local planes=$1 entries=$2 batch=$3
+  local planes=$1 entries=$2 batch=$3 group=$4
   if ! timeout 240 "$bin/stoker-plane-bench" --server="unix:$folder/s" --plane="$planes" --entries="$entries" --batch="$batch" \
     --layers="$layers" --group="$group" --steps="$steps" --waits=separate,fused --commit="$commit" >>"$out/planes.jsonl" 2>>"$out/errors.log"; then
-    echo "FAILED $planes $entries batch $batch: see $out/errors.log" >&2
+    echo "FAILED $planes $entries batch $batch group $group: see $out/errors.log" >&2
     failed=1
   fi
 }
@@ -87,7 +87,9 @@ run_all() {
   local planes=same,rpc,rpc_group
   if [ "$1" = mps ]; then planes=same,server,rpc,rpc_group; fi
   start_daemon "$1"
-  for batch in $batches; do bench "$planes" "empty,hot,$workload" "$batch"; done
+  for group in $groups; do
+    for batch in $batches; do bench "$planes" "empty,hot,$workload" "$batch" "$group"; done
+  done
   stop_daemon
 }
 if [ "$mode" != --no-mps ]; then

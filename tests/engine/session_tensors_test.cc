@@ -160,7 +160,7 @@ class PostedTest : public testing::Test {
   }
   void EndAndDestroy() {
     absl::Notification drained;
-    session_->End(absl::FailedPreconditionError("over"), [&] { drained.Notify(); });
+    session_->End(absl::FailedPreconditionError("over"), /*engine_gone=*/true, [&] { drained.Notify(); });
     drained.WaitForNotification();
     session_->Destroy(false, absl::Now());
   }
@@ -219,7 +219,7 @@ TEST_F(PostedTest, AMappingThatComesAfterTheEndIsUndone) {
   const uint64_t waiting = Offer();
   const auto registered = Register(Offer());
   absl::Notification drained;
-  session_->End(absl::FailedPreconditionError("over"), [&] { drained.Notify(); });
+  session_->End(absl::FailedPreconditionError("over"), /*engine_gone=*/true, [&] { drained.Notify(); });
   EXPECT_FALSE(drained.HasBeenNotified());
   RunPosted();
   drained.WaitForNotification();
@@ -238,7 +238,7 @@ TEST_F(PostedTest, ASessionEndsBehindAnUnmapping) {
   ASSERT_TRUE(registered->status.ok());
   const auto unregistered = Unregister(registered->id);
   absl::Notification drained;
-  session_->End(absl::FailedPreconditionError("over"), [&] { drained.Notify(); });
+  session_->End(absl::FailedPreconditionError("over"), /*engine_gone=*/true, [&] { drained.Notify(); });
   RunPosted();
   drained.WaitForNotification();
   EXPECT_TRUE(unregistered->status.ok());

@@ -192,7 +192,7 @@ TEST_F(ReadinessTest, LivesBeforeItServes) {
            {"Admit", RawCall(*sequences, &v1::Sequences::Stub::Admit, "1-2-3", v1::AdmitRequest(), &admitted)},
            {"Step", RawCall(*residency, &v1::Residency::Stub::Step, "", v1::StepRequest(), &stepped)}}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << what << ": " << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("pools are being populated: 163840 of 262144 bytes")) << what;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("pools are being populated: 266240 of 425984 bytes")) << what;
   }
 
   gate_.Open(2);

@@ -1,21 +1,19 @@
 #include "client/arena.h"
 
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/time.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/descriptor_exchange.h"
 
 namespace stoker::client {
 namespace {
@@ -126,9 +124,13 @@ absl::StatusOr<Tensors> CheckTensors(const v1::ArenaLayout& layout) {
   return tensors;
 }
 
-// The tensor of that name, which must have that shape and element, and dense innermost rows.
+// Whether elements of the innermost dimension must follow each other.
+enum class Elements { kDense, kApart };
+
+// The tensor of that name, which must have that shape and element.
 absl::StatusOr<const v1::ArenaTensor*> Find(const Tensors& tensors, const std::string& name, absl::string_view element,
-                                            std::initializer_list<uint64_t> shape) {
+                                            std::initializer_list<uint64_t> shape,
+                                            Elements elements = Elements::kDense) {
   const auto found = tensors.find(name);
   if (found == tensors.end()) return absl::InternalError(absl::StrCat("arena tensor '", name, "' is missing"));
   const v1::ArenaTensor& tensor = *found->second.layout;
@@ -141,7 +143,7 @@ absl::StatusOr<const v1::ArenaTensor*> Find(const Tensors& tensors, const std::s
   }
   const int last = tensor.shape_size() - 1;
   const uint64_t element_bytes = ElementBytes(element);
-  if (tensor.shape(last) > 1 && tensor.stride_bytes(last) != element_bytes) {
+  if (elements == Elements::kDense && tensor.shape(last) > 1 && tensor.stride_bytes(last) != element_bytes) {
     return Malformed(tensor,
                      absl::StrCat("stride_bytes[", last, "] is ", tensor.stride_bytes(last), ", not ", element_bytes));
   }
@@ -156,6 +158,58 @@ absl::StatusOr<MatrixView<T>> FindMatrix(const Tensors& tensors, std::byte* data
   if (!tensor.ok()) return tensor.status();
   return MatrixView<T>(data + (*tensor)->offset_bytes(), geometry.max_batch_rows, geometry.max_top_k,
                        (*tensor)->stride_bytes(0));
+}
+
+template <typename T>
+absl::StatusOr<absl::Span<T>> FindArray(const Tensors& tensors, std::byte* data, const std::string& name,
+                                        absl::string_view element, uint64_t count) {
+  absl::StatusOr<const v1::ArenaTensor*> tensor = Find(tensors, name, element, {count});
+  if (!tensor.ok()) return tensor.status();
+  return absl::Span<T>(reinterpret_cast<T*>(data + (*tensor)->offset_bytes()), count);
+}
+
+template <typename T>
+absl::StatusOr<StridedView<T>> FindDoorbells(const Tensors& tensors, std::byte* data, const std::string& name,
+                                             uint64_t count) {
+  absl::StatusOr<const v1::ArenaTensor*> tensor = Find(tensors, name, "u64", {count}, Elements::kApart);
+  if (!tensor.ok()) return tensor.status();
+  return StridedView<T>(data + (*tensor)->offset_bytes(), count, (*tensor)->stride_bytes(0));
+}
+
+// Nothing where none of its tensors is there.
+absl::StatusOr<std::optional<PlaneMail>> FindMail(const Tensors& tensors, std::byte* data, uint64_t groups,
+                                                  uint64_t max_batch_rows) {
+  constexpr absl::string_view kNames[] = {"request",    "done",    "ended",   "batch_rows", "sequence_ids",
+                                          "state_rows", "lengths", "commits", "statuses"};
+  if (std::none_of(std::begin(kNames), std::end(kNames),
+                   [&](absl::string_view name) { return tensors.contains(name); })) {
+    return std::nullopt;
+  }
+  const auto request = FindDoorbells<uint64_t>(tensors, data, "request", groups + 1);
+  const auto done = FindDoorbells<const uint64_t>(tensors, data, "done", groups + 1);
+  const auto ended = FindArray<const int32_t>(tensors, data, "ended", "i32", 1);
+  const auto batch_rows = FindArray<int32_t>(tensors, data, "batch_rows", "i32", 1);
+  const auto sequence_ids = FindArray<uint64_t>(tensors, data, "sequence_ids", "u64", max_batch_rows);
+  const auto state_rows = FindArray<int32_t>(tensors, data, "state_rows", "i32", max_batch_rows);
+  const auto lengths = FindArray<int32_t>(tensors, data, "lengths", "i32", max_batch_rows);
+  const auto commits = FindArray<int32_t>(tensors, data, "commits", "i32", max_batch_rows);
+  const auto statuses = FindArray<const int32_t>(tensors, data, "statuses", "i32", max_batch_rows);
+  for (const absl::Status& status :
+       {request.status(), done.status(), ended.status(), batch_rows.status(), sequence_ids.status(),
+        state_rows.status(), lengths.status(), commits.status(), statuses.status()}) {
+    if (!status.ok()) return status;
+  }
+  PlaneMail mail;
+  mail.request = *request;
+  mail.done = *done;
+  mail.ended = ended->data();
+  mail.batch_rows = batch_rows->data();
+  mail.sequence_ids = *sequence_ids;
+  mail.state_rows = *state_rows;
+  mail.lengths = *lengths;
+  mail.commits = *commits;
+  mail.statuses = *statuses;
+  return mail;
 }
 
 absl::StatusOr<HotPartView> FindRows(const Tensors& tensors, std::byte* data, const std::string& name,
@@ -173,104 +227,6 @@ absl::StatusOr<HotPartView> FindPages(const Tensors& tensors, std::byte* data, c
   if (!tensor.ok()) return tensor.status();
   return HotPartView(data + (*tensor)->offset_bytes(), geometry.hot_cache_rows, row_bytes, kDsv4PageRows,
                      (*tensor)->stride_bytes(0), (*tensor)->stride_bytes(1));
-}
-
-absl::Status SocketError(int error, absl::string_view path, absl::string_view what) {
-  const std::string message = absl::StrCat("descriptor socket '", path, "': ", what);
-  switch (error) {
-    case EAGAIN:
-    case EINPROGRESS:
-    case ETIMEDOUT:
-      return absl::DeadlineExceededError(absl::StrCat(message, ": timed out"));
-    case ENOENT:
-    case ECONNREFUSED:
-    case ECONNRESET:
-    case EPIPE:
-      return absl::UnavailableError(absl::StrCat(message, ": ", std::strerror(error)));
-    default:
-      return absl::ErrnoToStatus(error, message);
-  }
-}
-
-// Bounds the socket's next operation. False when the deadline has passed.
-bool SetTimeout(int socket, int option, absl::Time deadline) {
-  // Zero would mean no bound, so less than a microsecond counts as over.
-  const absl::Duration left = std::min(deadline - absl::Now(), absl::Hours(1));
-  if (left < absl::Microseconds(1)) {
-    errno = EAGAIN;
-    return false;
-  }
-  const timeval timeout = absl::ToTimeval(left);
-  return setsockopt(socket, SOL_SOCKET, option, &timeout, sizeof(timeout)) == 0;
-}
-
-// Receives one byte and the descriptor that comes with it.
-absl::StatusOr<FileDescriptor> ReceiveDescriptor(int socket, absl::string_view path, absl::Time deadline) {
-  char byte = 0;
-  iovec data{&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
-  ssize_t received = 0;
-  do {
-    if (!SetTimeout(socket, SO_RCVTIMEO, deadline)) return SocketError(errno, path, "receive");
-    received = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-  } while (received < 0 && errno == EINTR);
-  if (received < 0) return SocketError(errno, path, "receive");
-  FileDescriptor descriptor;
-  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
-    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
-    if (header->cmsg_len != CMSG_LEN(sizeof(int))) continue;  // a second one does not fit: the kernel closed it
-    int value = -1;
-    std::memcpy(&value, CMSG_DATA(header), sizeof(value));
-    descriptor = FileDescriptor(value);
-  }
-  if (!descriptor.valid()) {
-    // A daemon that refuses sends the reason as text and closes.
-    char reason[256];
-    ssize_t reason_bytes = 0;
-    if (received > 0 && SetTimeout(socket, SO_RCVTIMEO, deadline)) {
-      reason_bytes = recv(socket, reason, sizeof(reason), MSG_WAITALL);
-    }
-    return absl::PermissionDeniedError(absl::StrCat(
-        "descriptor socket '", path, "': the daemon sent no descriptor", reason_bytes > 0 ? ": " : "",
-        absl::CHexEscape(absl::string_view(reason, static_cast<size_t>(std::max<ssize_t>(reason_bytes, 0))))));
-  }
-  if ((message.msg_flags & MSG_CTRUNC) != 0) {
-    return absl::InternalError(absl::StrCat("descriptor socket '", path, "': more than one descriptor came"));
-  }
-  return descriptor;
-}
-
-absl::StatusOr<FileDescriptor> FetchDescriptor(const std::string& path, absl::string_view token, absl::Time deadline) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof(address.sun_path)) {
-    return absl::InternalError(absl::StrCat("descriptor_socket has ", path.size(),
-                                            " bytes; a Unix socket's path has at most ", sizeof(address.sun_path) - 1));
-  }
-  std::memcpy(address.sun_path, path.data(), path.size());
-  const FileDescriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!socket.valid()) return SocketError(errno, path, "socket");
-  int result = 0;
-  do {
-    // Bounds connect, too, which waits while the listener's queue is full.
-    if (!SetTimeout(socket.get(), SO_SNDTIMEO, deadline)) return SocketError(errno, path, "connect");
-    result = connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
-  } while (result != 0 && errno == EINTR);
-  if (result != 0) return SocketError(errno, path, "connect");
-
-  const std::string line = absl::StrCat(token, "\n");
-  for (size_t sent = 0; sent < line.size();) {
-    if (!SetTimeout(socket.get(), SO_SNDTIMEO, deadline)) return SocketError(errno, path, "send");
-    const ssize_t count = send(socket.get(), line.data() + sent, line.size() - sent, MSG_NOSIGNAL);
-    if (count < 0 && errno != EINTR) return SocketError(errno, path, "send");
-    if (count > 0) sent += static_cast<size_t>(count);
-  }
-  return ReceiveDescriptor(socket.get(), path, deadline);
 }
 
 absl::Status CheckSize(const v1::ArenaLayout& layout) {
@@ -410,10 +366,9 @@ absl::Status Arena::MakeViews(const v1::AttachRequest& request, const v1::Attach
     auto hot_rows = FindMatrix<const int32_t>(*tensors, data, absl::StrCat("hot_rows.", i), geometry);
     if (!hot_rows.ok()) return hot_rows.status();
     group.hot_rows = *hot_rows;
-    auto misses = Find(*tensors, absl::StrCat("misses.", i), "i32", {geometry.max_batch_rows});
+    auto misses = FindArray<const int32_t>(*tensors, data, absl::StrCat("misses.", i), "i32", geometry.max_batch_rows);
     if (!misses.ok()) return misses.status();
-    group.misses = absl::Span<const int32_t>(reinterpret_cast<const int32_t*>(data + (*misses)->offset_bytes()),
-                                             geometry.max_batch_rows);
+    group.misses = *misses;
     for (const uint32_t layer : request.groups(i).layers()) {
       Layer& parts = layers_[layer];
       for (int part = 0; part < part_count_; ++part) {
@@ -423,10 +378,19 @@ absl::Status Arena::MakeViews(const v1::AttachRequest& request, const v1::Attach
       }
     }
   }
+  auto mail = FindMail(*tensors, data, groups_.size(), geometry.max_batch_rows);
+  if (!mail.ok()) return mail.status();
+  mail_ = *mail;
   if (request.staging_bytes() > 0) {
-    auto staging = Find(*tensors, "staging", "u8", {request.staging_bytes()});
+    auto staging = FindArray<std::byte>(*tensors, data, "staging", "u8", request.staging_bytes());
     if (!staging.ok()) return staging.status();
-    staging_ = absl::Span<std::byte>(data + (*staging)->offset_bytes(), request.staging_bytes());
+    staging_ = *staging;
+  }
+  for (const v1::ArenaTensor& tensor : layout.tensors()) {
+    tensors_[tensor.name()] = {data + tensor.offset_bytes(),
+                               {tensor.shape().begin(), tensor.shape().end()},
+                               {tensor.stride_bytes().begin(), tensor.stride_bytes().end()},
+                               tensor.element()};
   }
   return absl::OkStatus();
 }
@@ -469,9 +433,25 @@ absl::StatusOr<absl::Span<const int32_t>> Arena::Misses(uint32_t group) const {
   return (*found)->misses;
 }
 
+absl::StatusOr<PlaneMail> Arena::Mail() const {
+  if (!status_.ok()) return status_;
+  if (!mail_.has_value()) {
+    return absl::FailedPreconditionError(
+        "the arena has no doorbells (tensor 'request'): the daemon is of a version without a server plane");
+  }
+  return *mail_;
+}
+
 absl::StatusOr<absl::Span<std::byte>> Arena::Staging() const {
   if (!status_.ok()) return status_;
   return staging_;
+}
+
+absl::StatusOr<const TensorView*> Arena::Tensor(absl::string_view name) const {
+  if (!status_.ok()) return status_;
+  const auto found = tensors_.find(name);
+  if (found == tensors_.end()) return absl::NotFoundError(absl::StrCat("the arena has no tensor '", name, "'"));
+  return &found->second;
 }
 
 absl::StatusOr<HotPartView> Arena::HotPart(uint32_t layer, RowPart part) const {

@@ -2,7 +2,7 @@
 //
 // Thread safety: an Arena is immutable; the memory behind its views is shared with the daemon. The engine writes
 // indices and hot rows before it calls Step, and reads hot rows and misses after the reply; in between it leaves them
-// alone.
+// alone. On the server plane doorbells take the place of call and reply: see PlaneMail.
 //
 // Invariants:
 //  1. Every byte that a view can reach lies inside the mapping: the layout is checked once, with overflow-checked
@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -112,6 +113,52 @@ class HotPartView {
   size_t row_stride_bytes_ = 0;
 };
 
+// Views elements that may lie apart.
+template <typename T>
+class StridedView {
+ public:
+  StridedView() = default;
+  StridedView(std::byte* data, size_t size, size_t stride_bytes)
+      : data_(data), size_(size), stride_bytes_(stride_bytes) {}
+
+  size_t size() const { return size_; }
+  // What a kernel needs to do the same as operator[].
+  std::byte* data() const { return data_; }
+  size_t stride_bytes() const { return stride_bytes_; }
+  // `i` below size(): not checked.
+  T& operator[](size_t i) const { return *reinterpret_cast<T*>(data_ + i * stride_bytes_); }
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t size_ = 0;
+  size_t stride_bytes_ = 0;
+};
+
+// Views what the engine and the server plane tell each other beside entries, hot rows and misses (ArenaLayout in
+// sessions.proto). Doorbell g is of group g, the last one of the commits. Doorbells and `ended` are for atomic
+// operations: `request` is stored with release order when what it announces is written, `done` loaded with acquire
+// order before what it announces is read. ServerPlane (server_plane.h) does so in host memory.
+struct PlaneMail {
+  StridedView<uint64_t> request;     // [groups + 1]
+  StridedView<const uint64_t> done;  // [groups + 1]
+  const int32_t* ended = nullptr;    // v1::PlaneEnd
+  int32_t* batch_rows = nullptr;
+  // The others: [max_batch_rows].
+  absl::Span<uint64_t> sequence_ids;
+  absl::Span<int32_t> state_rows;
+  absl::Span<int32_t> lengths;
+  absl::Span<int32_t> commits;
+  absl::Span<const int32_t> statuses;  // v1::BatchRowStatus
+};
+
+// Views any tensor of the arena, as the daemon describes it: element [i0, i1, ...] is at data + sum(i x stride).
+struct TensorView {
+  std::byte* data = nullptr;
+  std::vector<uint64_t> shape;
+  std::vector<uint64_t> stride_bytes;
+  std::string element;  // "u8", "i16", "i32" or "u64"
+};
+
 // Parts of a row, by row layout: LINEAR has kRow only.
 enum class RowPart : uint8_t { kRow = 0, kK = 0, kV = 1, kValues = 0, kScales = 1 };
 
@@ -155,6 +202,8 @@ class Arena {
   absl::Status CopyIn(const T* source, absl::Span<T> view) const {
     return Copy(view.data(), source, view.data(), view.size() * sizeof(T));
   }
+  // Index groups of the session.
+  size_t groups() const { return groups_.size(); }
   size_t region_rows() const { return region_rows_; }
   size_t newest_row() const { return newest_row_; }
   // First hot row of a state row's region; its newest row is newest_row() further.
@@ -166,8 +215,12 @@ class Arena {
   absl::StatusOr<MatrixView<const int32_t>> HotRows(uint32_t group) const;
   // Misses of each batch row.
   absl::StatusOr<absl::Span<const int32_t>> Misses(uint32_t group) const;
+  // FAILED_PRECONDITION: the daemon is of a version without a server plane.
+  absl::StatusOr<PlaneMail> Mail() const;
   // Empty when the session asked for none.
   absl::StatusOr<absl::Span<std::byte>> Staging() const;
+  // The tensor of that name (ArenaLayout in sessions.proto), for as long as the arena lives. NOT_FOUND.
+  absl::StatusOr<const TensorView*> Tensor(absl::string_view name) const;
   // One part of a layer's hot cache. NOT_FOUND: no index group has the layer; OUT_OF_RANGE: the layout has no such
   // part.
   absl::StatusOr<HotPartView> HotPart(uint32_t layer, RowPart part) const;
@@ -198,8 +251,10 @@ class Arena {
   size_t newest_row_ = 0;
   int part_count_ = 0;
   std::vector<Group> groups_;
+  std::optional<PlaneMail> mail_;  // nothing: an older daemon's arena
   absl::flat_hash_map<uint32_t, Layer> layers_;
   absl::Span<std::byte> staging_;
+  absl::flat_hash_map<std::string, TensorView> tensors_;
 };
 
 }  // namespace stoker::client

@@ -3,7 +3,6 @@
 #include <cstring>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/device_mapping.h"
 #include "kernels/cuda/device_uuid.h"
@@ -41,22 +40,6 @@ class CudaMapping final : public DeviceMapping {
   kernels::cuda::StreamHandle stream_;
 };
 
-absl::StatusOr<int> FindDevice(absl::string_view uuid) {
-  int count = 0;
-  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
-    cudaGetLastError();
-    return absl::NotFoundError(
-        absl::StrCat("the arena is memory of ", uuid, "; this process sees no GPU: ", cudaGetErrorString(error)));
-  }
-  for (int ordinal = 0; ordinal < count; ++ordinal) {
-    cudaDeviceProp properties{};
-    if (cudaGetDeviceProperties(&properties, ordinal) != cudaSuccess) continue;
-    if (absl::EqualsIgnoreCase(kernels::cuda::UuidOf(properties), uuid)) return ordinal;
-  }
-  return absl::NotFoundError(absl::StrCat("the arena is memory of ", uuid, ", which is not among the ", count,
-                                          " GPUs that this process sees (CUDA_VISIBLE_DEVICES)"));
-}
-
 // Bytes of the allocation that begins at `memory`. The runtime has no call for it, and the driver is not linked.
 absl::StatusOr<size_t> AllocationBytes(void* memory) {
   using GetAddressRange = int (*)(unsigned long long*, size_t*, unsigned long long);
@@ -84,8 +67,10 @@ absl::StatusOr<std::unique_ptr<DeviceMapping>> DeviceMapping::Open(absl::string_
   cudaIpcMemHandle_t handle;
   if (ipc_handle.size() != sizeof handle.reserved) return absl::InternalError("arena: not a handle");
   std::memcpy(handle.reserved, ipc_handle.data(), ipc_handle.size());
-  const absl::StatusOr<int> ordinal = FindDevice(device);
-  if (!ordinal.ok()) return ordinal.status();
+  const absl::StatusOr<int> ordinal = kernels::cuda::FindDevice(device);
+  if (!ordinal.ok()) {
+    return absl::NotFoundError(absl::StrCat("the arena is memory of ", device, "; ", ordinal.status().message()));
+  }
   const CurrentDevice current(*ordinal);
   void* opened = nullptr;
   if (const cudaError_t error = cudaIpcOpenMemHandle(&opened, handle, cudaIpcMemLazyEnablePeerAccess);

@@ -5,6 +5,7 @@
 #include "client/session.h"
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -18,6 +19,8 @@
 #include "absl/strings/str_cat.h"
 #include "client/backoff.h"
 #include "client/connection.h"
+#include "client/descriptor_exchange.h"
+#include "client/pool_mapping.h"
 
 namespace stoker::client {
 namespace {
@@ -166,6 +169,8 @@ struct Lease {
   uint64_t generation = 0;
   v1::Attached attached;
   std::shared_ptr<const Arena> arena;
+  std::shared_ptr<const PoolMapping> pool;  // null but on the direct plane
+  std::shared_ptr<std::atomic<bool>> taken = std::make_shared<std::atomic<bool>>(false);
 };
 
 // What a call may do when the session was attached anew since it began.
@@ -276,6 +281,12 @@ class Session::Impl {
     return state_ == State::kEnded;
   }
 
+  bool direct() const { return request_.plane() == v1::PLANE_DIRECT; }
+  const v1::AttachRequest& request() const { return request_; }
+
+  void CountArmCall() { arm_calls_.fetch_add(1, std::memory_order_relaxed); }
+  uint64_t arm_calls() const { return arm_calls_.load(std::memory_order_relaxed); }
+
   Connection& connection() const { return *connection_; }
   const std::shared_ptr<Connection>& shared_connection() const { return connection_; }
 
@@ -337,12 +348,8 @@ class Session::Impl {
     auto next = std::make_shared<Lease>();
     absl::Status status = ReadAttached(*stream, deadline, &next->attached);
     if (status.ok()) {
-      absl::StatusOr<std::shared_ptr<const Arena>> arena = MapArena(next->attached, deadline);
-      if (arena.ok()) {
-        next->arena = *std::move(arena);
-      } else {
-        status = arena.status();
-      }
+      status =
+          direct() ? MapDirect(next->attached, deadline, next.get()) : MapArena(next->attached, deadline, next.get());
     }
     if (!status.ok()) {
       stream->CancelAndWait();
@@ -377,7 +384,30 @@ class Session::Impl {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<std::shared_ptr<const Arena>> MapArena(const v1::Attached& attached, absl::Time deadline) const {
+  // All that steps of this process work on.
+  absl::Status MapDirect(const v1::Attached& attached, absl::Time deadline, Lease* lease) const {
+    if (!attached.has_direct()) {
+      return absl::FailedPreconditionError("plane: the daemon is of a version without a direct plane");
+    }
+    absl::StatusOr<std::shared_ptr<const Arena>> arena = attached.arena().cuda_ipc_handle().empty()
+                                                             ? Arena::Map(request_, attached, deadline)
+                                                             : Arena::MapDevice(request_, attached);
+    if (!arena.ok()) return arena.status();
+    absl::StatusOr<std::shared_ptr<const PoolMapping>> pool = PoolMapping::Map(attached, deadline);
+    if (!pool.ok()) return pool.status();
+    lease->arena = *std::move(arena);
+    lease->pool = *std::move(pool);
+    return absl::OkStatus();
+  }
+
+  absl::Status MapArena(const v1::Attached& attached, absl::Time deadline, Lease* lease) const {
+    absl::StatusOr<std::shared_ptr<const Arena>> arena = FindArena(attached, deadline);
+    if (!arena.ok()) return arena.status();
+    lease->arena = *std::move(arena);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::shared_ptr<const Arena>> FindArena(const v1::Attached& attached, absl::Time deadline) const {
     switch (options_.arena_mapping) {
       case ArenaMapping::kNever:
         return Arena::Unmapped(absl::FailedPreconditionError("the session was told not to map its arena"));
@@ -504,6 +534,7 @@ class Session::Impl {
   const std::shared_ptr<Connection> connection_;
   const v1::AttachRequest request_;
   const SessionOptions options_;
+  std::atomic<uint64_t> arm_calls_ = 0;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
@@ -673,6 +704,11 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(std::shared_ptr<Connectio
                                                    " is not above 0 and at most max_backoff ",
                                                    absl::FormatDuration(options.max_backoff)));
   }
+  if (request.plane() == v1::PLANE_DIRECT && !connection->is_unix()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("plane: the direct plane needs the daemon's memory, and the daemon at ", connection->address(),
+                     " is not reached through a Unix socket"));
+  }
   auto impl = std::make_unique<Impl>(std::move(connection), request, std::move(options));
   if (absl::Status status = impl->Open(); !status.ok()) return status;
   return std::unique_ptr<Session>(new Session(std::move(impl)));
@@ -738,6 +774,47 @@ absl::Status Session::Read(const v1::ReadRequest& request, v1::ReadResponse* res
   return impl_->Call(impl_->connection().residency(), &v1::Residency::Stub::Read, request, response, options);
 }
 
+absl::Status Session::Arm(const v1::ArmRequest& request, v1::ArmResponse* response, const CallOptions& options) {
+  impl_->CountArmCall();
+  return impl_->Call(impl_->connection().residency(), &v1::Residency::Stub::Arm, request, response, options);
+}
+
+absl::Status Session::Disarm(const v1::DisarmRequest& request, v1::DisarmResponse* response,
+                             const CallOptions& options) {
+  return impl_->Call(impl_->connection().residency(), &v1::Residency::Stub::Disarm, request, response, options);
+}
+
+absl::Status Session::RegisterTensor(const v1::RegisterTensorRequest& request, v1::RegisterTensorResponse* response,
+                                     const CallOptions& options) {
+  return impl_->Call(impl_->connection().sessions(), &v1::Sessions::Stub::RegisterTensor, request, response, options);
+}
+
+absl::Status Session::RegisterTensor(int descriptor, v1::RegisterTensorRequest request,
+                                     v1::RegisterTensorResponse* response, const CallOptions& options) {
+  const absl::Time deadline = impl_->connection().Deadline(options.timeout);
+  const absl::StatusOr<std::shared_ptr<const Lease>> lease =
+      impl_->Acquire(deadline, options.generation, AcrossGenerations::kFail);
+  if (!lease.ok()) return lease.status();
+  const v1::Attached& attached = (*lease)->attached;
+  if (attached.arena().descriptor_socket().empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the daemon takes no descriptors for a session on ", attached.device()));
+  }
+  const absl::StatusOr<uint64_t> number =
+      OfferDescriptor(attached.arena().descriptor_socket(), attached.token(), descriptor, deadline);
+  if (!number.ok()) return number.status();
+  request.set_offered_descriptor(*number);
+  CallOptions rest = options;
+  rest.timeout = std::max(deadline - absl::Now(), absl::Milliseconds(1));
+  rest.generation = (*lease)->generation;
+  return RegisterTensor(request, response, rest);
+}
+
+absl::Status Session::UnregisterTensor(const v1::UnregisterTensorRequest& request,
+                                       v1::UnregisterTensorResponse* response, const CallOptions& options) {
+  return impl_->Call(impl_->connection().sessions(), &v1::Sessions::Stub::UnregisterTensor, request, response, options);
+}
+
 void Session::StepAsync(const v1::StepRequest* request, v1::StepResponse* response,
                         absl::AnyInvocable<void(absl::Status)> done, const CallOptions& options) {
   impl_->CallAsync(std::move(done), options,
@@ -771,6 +848,11 @@ absl::StatusOr<uint64_t> Session::AwaitAttached(absl::Duration timeout) {
   return (*lease)->generation;
 }
 
+uint64_t Session::arm_calls() const { return impl_->arm_calls(); }
+Session::DirectLease Session::direct_lease() const {
+  const std::shared_ptr<const Lease> lease = impl_->lease();
+  return {lease->generation, impl_->request(), lease->attached, lease->arena, lease->pool, lease->taken};
+}
 uint64_t Session::generation() const { return impl_->lease()->generation; }
 bool Session::attached() const { return impl_->status().ok(); }
 bool Session::ended() const { return impl_->ended(); }

@@ -24,6 +24,7 @@
 //     the session, but must not destroy it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -41,6 +42,10 @@
 
 namespace stoker::client {
 
+class PoolMapping;
+
+// Of a session on the direct plane (AttachRequest.plane) arena and pool are mapped in any case, and Attach fails when
+// they cannot be; the choice here is not asked.
 enum class ArenaMapping {
   // Maps an arena in host memory where the daemon is reached through a Unix socket and offers it. A failure is in
   // arena()->status(); so is that the arena is on a GPU.
@@ -138,6 +143,20 @@ class Session {
   absl::Status Invalidate(const v1::InvalidateRequest& request, v1::InvalidateResponse* response,
                           const CallOptions& options = {});
   absl::Status Read(const v1::ReadRequest& request, v1::ReadResponse* response, const CallOptions& options = {});
+  // ServerPlane (server_plane.h) makes these two.
+  absl::Status Arm(const v1::ArmRequest& request, v1::ArmResponse* response, const CallOptions& options = {});
+  absl::Status Disarm(const v1::DisarmRequest& request, v1::DisarmResponse* response, const CallOptions& options = {});
+
+  // The calls of Sessions. What was registered is gone when the session comes back: on_reattach registers it again.
+  absl::Status RegisterTensor(const v1::RegisterTensorRequest& request, v1::RegisterTensorResponse* response,
+                              const CallOptions& options = {});
+  // The same for shared memory (MakeTensorMemory in tensor_memory.h): hands `descriptor` over, which stays the caller's
+  // and may be closed afterwards. PERMISSION_DENIED: the daemon does not take it, and why.
+  absl::Status RegisterTensor(int descriptor, v1::RegisterTensorRequest request, v1::RegisterTensorResponse* response,
+                              const CallOptions& options = {});
+  // The memory may be freed when the reply is there.
+  absl::Status UnregisterTensor(const v1::UnregisterTensorRequest& request, v1::UnregisterTensorResponse* response,
+                                const CallOptions& options = {});
 
   // As Step and Store, without waiting. `request` and `response` must live until `done` has run; `done` runs exactly
   // once, on a gRPC thread or, where the call cannot start, inside StepAsync. It must not block, nor destroy the
@@ -167,10 +186,25 @@ class Session {
 
  private:
   friend class Client;
+  friend class DevicePlane;
+  friend class DirectPlane;
+  friend class ServerPlane;
   class Impl;
+  // What a session on the direct plane works with. Of one generation.
+  struct DirectLease {
+    uint64_t generation = 0;
+    v1::AttachRequest request;
+    v1::Attached attached;
+    std::shared_ptr<const Arena> arena;
+    std::shared_ptr<const PoolMapping> pool;   // null on the other planes
+    std::shared_ptr<std::atomic<bool>> taken;  // a DirectPlane has it
+  };
   static absl::StatusOr<std::unique_ptr<Session>> Open(std::shared_ptr<Connection> connection,
                                                        const v1::AttachRequest& request, SessionOptions options);
   explicit Session(std::unique_ptr<Impl> impl);
+  // Calls of Arm so far: each makes an end of the plane before.
+  uint64_t arm_calls() const;
+  DirectLease direct_lease() const;
 
   const std::unique_ptr<Impl> impl_;
 };

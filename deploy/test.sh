@@ -39,9 +39,10 @@ sanitize() {
   local preset=$1
   shift
   local tests=(block_allocator_test pool_model_test pool_spec_test pool_test pool_threads_test pool_trace_test
-    pool_write_test prefix_index_test kernels_checks_test kernels_resolve_test kernels_rows_test kernels_streams_test
+    pool_words_test pool_write_test prefix_index_test kernels_checks_test kernels_plane_test kernels_resolve_test
+    kernels_rows_test kernels_streams_test
     descriptor_socket_test listen_socket_test log_test metrics_test pool_meter_test config_test device_choice_test
-    bounce_memory_test session_threads_test "$@")
+    bounce_memory_test session_tensors_test session_threads_test tensor_registry_test tensor_test "$@")
   cmake --preset "$preset"
   cmake --build --preset "$preset" --parallel "$jobs" --target stokerd bounced_daemon "${tests[@]}"
   local pattern
@@ -51,7 +52,7 @@ sanitize() {
     STOKER_TEST_BOUNCED_DAEMON="$PWD/build/$preset/bin/bounced_daemon" TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp" \
     ctest --preset ci -L system -E 'replay|load_test'
 }
-stage_asan() { sanitize asan client_test; }
+stage_asan() { sanitize asan client_test plane_memory_test; }
 stage_tsan() { sanitize tsan; }
 
 stage_release() {

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
@@ -19,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/gather.h"
 #include "kernels/invalidate.h"
+#include "kernels/plane.h"
 #include "kernels/resolve.h"
 #include "kernels/resolve_gather.h"
 #include "kernels/transfer.h"
@@ -53,6 +55,15 @@ class Buffer {
   virtual ExportedMemory exported() const { return {}; }
   // The bytes of the cudaIpcMemHandle_t by which another process maps the memory, or none.
   virtual std::string_view ipc_handle() const { return {}; }
+};
+
+// Memory of another process that this one is to map: see Backend::MapClientMemory.
+struct ClientMemory {
+  std::string_view ipc_handle;  // the bytes of a cudaIpcMemHandle_t, or
+  int descriptor = -1;          //   a file
+  // The part of it that is wanted.
+  uint64_t offset_bytes = 0;
+  uint64_t size_bytes = 0;
 };
 
 // What the making of a pool is at.
@@ -90,6 +101,15 @@ class Event {
   virtual bool Done() const = 0;
 };
 
+// Operations of a stream that were recorded to be enqueued again and again. Destroyed before its stream, when no work
+// of it is under way.
+class Program {
+ public:
+  virtual ~Program() = default;
+  // Enqueues all of it.
+  virtual absl::Status Enqueue() = 0;
+};
+
 class Stream {
  public:
   // Waits for the stream's work.
@@ -113,6 +133,9 @@ class Stream {
 
   // Copies between host and device memory.
   virtual absl::Status Copy(void* dst, const void* src, size_t bytes) = 0;
+  // Writes one aligned word of device memory, whole: work of other streams reads the old value or the new one.
+  virtual absl::Status Write(uint64_t* target, uint64_t value) = 0;
+  virtual absl::Status Write(int32_t* target, int32_t value) = 0;
 
   virtual absl::Status Resolve(const ResolveArgs& args) = 0;
   // Resolve, then Gather of its misses; a backend may make one operation of the two.
@@ -127,7 +150,37 @@ class Stream {
   virtual absl::Status Invalidate(const InvalidateArgs& args) = 0;
   virtual absl::Status Reset(const ResetArgs& args) = 0;
   virtual absl::Status Place(const PlaceArgs& args) = 0;
+
+  // See plane.h. A wait holds up this stream and no other.
+  virtual absl::Status AwaitDoorbell(const AwaitDoorbellArgs& args) = 0;
+  virtual absl::Status RingDoorbell(const RingDoorbellArgs& args) = 0;
+  virtual absl::Status AwaitQuiet(const AwaitQuietArgs& args) = 0;
+  virtual absl::Status BeginBatch(const BatchArgs& args) = 0;
+  virtual absl::Status PlanCommits(const BatchArgs& args) = 0;
+  virtual absl::Status EndBatch(const BatchArgs& args) = 0;
+
+  // Records what `body` enqueues on this stream, without running it. `body` may use the operations, Timestamp, and Copy
+  // within device memory and memory of AllocateHost; it is called once or each time, and all that it refers to must
+  // outlive the program. An error of `body` comes out of MakeProgram or, where it is called each time, of Enqueue, with
+  // what it had enqueued before. The stream's other work is enqueued between programs, never inside `body`.
+  virtual absl::StatusOr<std::unique_ptr<Program>> MakeProgram(std::function<absl::Status(Stream&)> body);
 };
+
+// A program that calls its body each time: for streams to which a call costs little.
+class CalledProgram final : public Program {
+ public:
+  CalledProgram(Stream* stream, std::function<absl::Status(Stream&)> body) : stream_(stream), body_(std::move(body)) {}
+  absl::Status Enqueue() override { return body_(*stream_); }
+
+ private:
+  Stream* const stream_;
+  const std::function<absl::Status(Stream&)> body_;
+};
+
+inline absl::StatusOr<std::unique_ptr<Program>> Stream::MakeProgram(std::function<absl::Status(Stream&)> body) {
+  if (body == nullptr) return absl::InvalidArgumentError("program.body: is null");
+  return std::make_unique<CalledProgram>(this, std::move(body));
+}
 
 class Backend {
  public:
@@ -137,6 +190,12 @@ class Backend {
   virtual std::string_view device() const = 0;
   // Whether operations reach pageable host memory, so that bytes of a message need no copy to be read or written.
   virtual bool reaches_pageable_memory() const { return true; }
+  // Whether kernels of several processes run side by side (MPS), and not in turns.
+  virtual bool shares_contexts() const { return false; }
+  // Why a stream must not wait for doorbells here; empty where it may.
+  virtual std::string_view no_doorbells() const { return {}; }
+  // Why another process cannot map memory of AllocateShared; empty where it can.
+  virtual std::string_view no_shared_memory() const { return {}; }
   // Zeroed host memory for a pool, which the device reads and writes. RESOURCE_EXHAUSTED names asked and available
   // bytes and the limit.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocatePool(size_t bytes, const PoolOptions& options) = 0;
@@ -147,6 +206,13 @@ class Backend {
   virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocatePrivate(size_t bytes) = 0;
   // Zeroed host memory that operations and copies of every backend of its kind reach.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(size_t bytes) = 0;
+  // Maps a client's memory for operations of this backend: data() is where offset_bytes are. The buffer must end before
+  // the backend. May take a system call's time. INVALID_ARGUMENT, with field, value and limit: no memory of the kind
+  // that the backend maps, or less of it. FAILED_PRECONDITION: memory that its owner can take away. RESOURCE_EXHAUSTED:
+  // no address space.
+  virtual absl::StatusOr<std::unique_ptr<Buffer>> MapClientMemory(const ClientMemory& /*memory*/) {
+    return absl::UnimplementedError("memory: this device maps none of a client's");
+  }
   virtual absl::StatusOr<std::unique_ptr<Stream>> CreateStream() = 0;
   // Calls `lost` once, with an UNAVAILABLE status, when the device can no longer be used: all work fails from then on.
   // On any thread, at once if it is so already; `lost` must not block. To be set once. The CPU is never lost.

@@ -7,7 +7,8 @@
 // them 64 scales of 8 bytes in each page of 37,440 bytes.
 //
 // Invariants of a RowLayout that Make returned: part sizes, strides and offsets are multiples of 4; no two rows
-// overlap; every address of rows [0, rows) lies in [0, layer_bytes).
+// overlap; every address of rows [0, rows) lies in [0, layer_bytes). Layers of one that an engine described may be
+// interleaved; its layer_bytes are 0, and who made it has checked that all addresses are inside the engine's memory.
 #pragma once
 
 #include <cstddef>

@@ -10,6 +10,7 @@
 #include "kernels/field_check.h"
 #include "kernels/gather.h"
 #include "kernels/invalidate.h"
+#include "kernels/plane.h"
 #include "kernels/resolve.h"
 #include "kernels/transfer.h"
 
@@ -159,6 +160,31 @@ void CheckGather(FieldCheck& check, const Args& args) {
   check.Aligned("gathered_bytes", args.gathered_bytes);
 }
 
+void CheckMail(FieldCheck& check, const BatchMail& mail) {
+  check.Within("mail")
+      .Required("rows", mail.rows)
+      .Required("sequence_ids", mail.sequence_ids)
+      .Required("state_rows", mail.state_rows)
+      .Required("lengths", mail.lengths)
+      .Required("commits", mail.commits)
+      .Required("statuses", mail.statuses)
+      .Within("");
+}
+
+void CheckPlan(FieldCheck& check, const BatchPlan& plan) {
+  check.Within("plan")
+      .Required("rows", plan.rows)
+      .Required("state_rows", plan.state_rows)
+      .Required("lengths", plan.lengths)
+      .Required("newest_pool_rows", plan.newest_pool_rows)
+      .Required("newest_hot_rows", plan.newest_hot_rows)
+      .Required("words", plan.words)
+      .Required("commit_hot_rows", plan.commit_hot_rows)
+      .Required("commit_pool_rows", plan.commit_pool_rows)
+      .Required("claims", plan.claims)
+      .Within("");
+}
+
 }  // namespace
 
 absl::Status Validate(const ResolveArgs& args) {
@@ -253,6 +279,53 @@ absl::Status Validate(const PlaceArgs& args) {
       .InRange("count", args.count, 0, args.residency.hot_rows)
       .AtMost("first_position + count", int64_t{args.first_position} + args.count, args.residency.hot_rows,
               "residency.hot_rows");
+  return check.status();
+}
+
+absl::Status Validate(const AwaitDoorbellArgs& args) {
+  FieldCheck check("await_doorbell");
+  check.Required("state", args.state).Required("request", args.request).Required("abort", args.abort);
+  return check.status();
+}
+
+absl::Status Validate(const RingDoorbellArgs& args) {
+  FieldCheck check("ring_doorbell");
+  check.Required("state", args.state).Required("done", args.done);
+  return check.status();
+}
+
+absl::Status Validate(const AwaitQuietArgs& args) {
+  FieldCheck check("await_quiet");
+  check.Required("state", args.state).Aligned("abort", args.abort);
+  return check.status();
+}
+
+absl::Status Validate(const BatchArgs& args) {
+  FieldCheck check("batch");
+  check.Required("state", args.state);
+  CheckMail(check, args.mail);
+  CheckPlan(check, args.plan);
+  check.InRange("max_rows", args.max_rows, 1, kMaxBatchRows)
+      .InRange("hot_rows", args.hot_rows, 1, kMaxHotRows)
+      .InRange("top_k", args.top_k, 1, kMaxTopK)
+      .AtMost("top_k", args.top_k, args.hot_rows, "hot_rows")
+      .InRange("max_sequence_rows", args.max_sequence_rows, 1, kMaxInt32)
+      .Holds("session", args.session != 0, "0 is nobody's, the smallest is 1")
+      .InRange("state_rows", args.state_rows, 1, kMaxStateRows)
+      .Required("entries", args.entries)
+      .InRange("word_count", args.word_count, 1, kMaxInt32)
+      .Required("words", args.words)
+      .InRange("block_table_columns", args.block_table_columns, 0, kMaxInt32)
+      .AtLeast("block_table_stride", args.block_table_stride, args.block_table_columns, "block_table_columns")
+      .InRange("block_table_stride", args.block_table_stride, 0, kMaxStride)
+      .Required("block_table", args.block_table)
+      .InRange("block_rows", args.block_rows, 1, kMaxBlockRows)
+      .InRange("pool_rows", args.pool_rows, 0, kMaxInt32)
+      .AtLeast("newest_row", args.newest_row, args.hot_rows, "hot_rows")
+      .AtLeast("region_rows", args.region_rows, int64_t{args.newest_row} + args.block_rows, "newest_row + block_rows")
+      .AtMost("state_rows x region_rows", int64_t{args.state_rows} * args.region_rows, kMaxInt32, "2^31 - 1")
+      .Aligned("committed_rows", args.committed_rows)
+      .Aligned("ended", args.ended);
   return check.status();
 }
 

@@ -67,10 +67,15 @@ core::RegistryLimits LimitsOf(const DaemonConfig& config) {
   limits.max_reserved_blocks_per_session = config.max_reserved_blocks_per_session();
   limits.max_batch_items = config.max_batch_items();
   limits.max_queued_operations = config.max_queued_operations();
+  limits.max_tensors_per_session = config.max_tensors_per_session();
+  limits.max_tensor_bytes_per_session = config.max_tensor_bytes_per_session();
   limits.sequence_retention = absl::Milliseconds(config.sequence_retention_ms());
   limits.drain_grace = absl::Milliseconds(config.drain_grace_ms());
   limits.pool_pressure_percent = config.pool_pressure_percent();
   limits.populate_pools = config.populate_pools();
+  limits.max_armed_sessions = config.max_armed_sessions();
+  limits.direct_plane = config.direct_plane();
+  limits.doorbell_timeout = absl::Milliseconds(config.doorbell_timeout_ms());
   return limits;
 }
 
@@ -132,6 +137,12 @@ absl::StatusOr<std::vector<std::unique_ptr<kernels::Backend>>> Daemon::MakeDevic
     }
     if (!backend.ok()) return backend.status();
     Log::Info("device", {{"device", gpu.uuid}, {"backend", "cuda"}, {"name", gpu.name}, {"reason", choice->reason}});
+    if (const std::string_view reason = (*backend)->no_doorbells(); !reason.empty()) {
+      Log::Warning(
+          "the server plane is not available, and each hop between an engine's kernels and the daemon's costs "
+          "about 285 us",
+          {{"device", gpu.uuid}, {"reason", reason}});
+    }
     backends.push_back(*std::move(backend));
   }
   if (backends.empty()) {
@@ -276,13 +287,26 @@ absl::Status Daemon::Listen() {
 #endif
   if (listen_socket_ != nullptr) {
     // Before gRPC serves, so that no session is told of a descriptor socket that is not there yet.
-    absl::StatusOr<std::unique_ptr<DescriptorSocket>> socket = DescriptorSocket::Start(
-        listen_socket_->descriptor_path(), [this](std::string_view token) -> absl::StatusOr<int> {
-          const absl::StatusOr<std::shared_ptr<core::Session>> session =
-              registry_->Authenticate(absl::string_view(token.data(), token.size()));
-          if (!session.ok()) return session.status();
-          return (*session)->DuplicateArenaDescriptor();
-        });
+    const auto lookup = [this](std::string_view token) -> absl::StatusOr<int> {
+      const absl::StatusOr<std::shared_ptr<core::Session>> session =
+          registry_->Authenticate(absl::string_view(token.data(), token.size()));
+      if (!session.ok()) return session.status();
+      return (*session)->DuplicateArenaDescriptor();
+    };
+    const auto offer = [this](std::string_view token, core::FileDescriptor descriptor) -> absl::StatusOr<uint64_t> {
+      const absl::StatusOr<std::shared_ptr<core::Session>> session =
+          registry_->Authenticate(absl::string_view(token.data(), token.size()));
+      if (!session.ok()) return session.status();
+      return (*session)->OfferDescriptor(std::move(descriptor));
+    };
+    const auto pool = [this](std::string_view token) -> absl::StatusOr<std::vector<core::FileDescriptor>> {
+      const absl::StatusOr<std::shared_ptr<core::Session>> session =
+          registry_->Authenticate(absl::string_view(token.data(), token.size()));
+      if (!session.ok()) return session.status();
+      return (*session)->DuplicatePoolDescriptors();
+    };
+    absl::StatusOr<std::unique_ptr<DescriptorSocket>> socket =
+        DescriptorSocket::Start(listen_socket_->descriptor_path(), lookup, {.offer = offer, .pool = pool});
     if (!socket.ok()) return socket.status();
     descriptor_socket_ = *std::move(socket);
   }
@@ -421,9 +445,13 @@ MetricsSnapshot Daemon::Snapshot() const {
   snapshot.version = Version();
   snapshot.devices = registry_->devices();
   snapshot.uptime_seconds = absl::ToDoubleSeconds(absl::Now() - service_.started);
+  snapshot.mps_enabled = registry_->MpsEnabled();
   snapshot.draining = registry_->draining();
   snapshot.max_sessions = static_cast<uint64_t>(config_.max_sessions());
-  snapshot.hot_bytes = static_cast<uint64_t>(registry_->Usage().hot_bytes);
+  const core::RegistryUsage usage = registry_->Usage();
+  snapshot.hot_bytes = static_cast<uint64_t>(usage.hot_bytes);
+  snapshot.armed_sessions = static_cast<uint64_t>(usage.armed_sessions);
+  snapshot.max_armed_sessions = static_cast<uint64_t>(config_.max_armed_sessions());
   snapshot.max_hot_bytes = static_cast<uint64_t>(config_.max_hot_bytes());
   snapshot.max_pool_bytes = static_cast<uint64_t>(config_.max_pool_bytes());
   // In this order, so that a pool that is finished in between is not missing; and not there twice.
@@ -441,7 +469,7 @@ MetricsSnapshot Daemon::Snapshot() const {
   for (const std::shared_ptr<core::Session>& session : registry_->Sessions()) {
     SessionMetrics metrics;
     metrics.session = session->spec().name.empty() ? absl::StrCat(session->id().value) : session->spec().name;
-    metrics.mapped_bytes = session->arena().size_bytes;
+    metrics.mapped_bytes = session->arena().size_bytes + session->tensor_bytes();
     metrics.queued_operations = static_cast<uint64_t>(session->queued_operations());
     snapshot.sessions.push_back(std::move(metrics));
   }

@@ -27,52 +27,79 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMaxReasonBytes = 1024;
 
-// Owns a file descriptor.
-class Descriptor {
- public:
-  explicit Descriptor(int number = -1) : number_(number) {}
-  ~Descriptor() { Reset(); }
-  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    if (this != &other) {
-      Reset();
-      number_ = std::exchange(other.number_, -1);
-    }
-    return *this;
-  }
+using core::FileDescriptor;
 
-  int get() const { return number_; }
-  bool valid() const { return number_ >= 0; }
-  void Reset() {
-    if (number_ >= 0) close(number_);
-    number_ = -1;
-  }
+// Before the token of a client that hands a descriptor over, and of one that asks for the pool.
+constexpr std::string_view kRegister = "register ";
+constexpr std::string_view kPool = "pool ";
+static_assert(kPool.size() < kRegister.size());
 
- private:
-  int number_;
-};
+bool HasVerb(std::string_view line, std::string_view verb) { return line.substr(0, verb.size()) == verb; }
 
 struct Client {
-  Descriptor socket;
+  FileDescriptor socket;
   Clock::time_point accepted;
   std::string line;
+  FileDescriptor offered;
 };
 
-// Sends one byte 0 and the descriptor. The send buffer of a connection on which nothing was sent has room.
-bool SendDescriptor(int socket, int descriptor) {
-  char byte = 0;
-  iovec data = {&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+// A token with what comes before it.
+size_t MaxLineBytes(std::string_view line) {
+  const size_t verb = HasVerb(line, kRegister) ? kRegister.size() : HasVerb(line, kPool) ? kPool.size() : 0;
+  return DescriptorSocket::kMaxTokenBytes + verb;
+}
+
+// Receives at most `size` bytes into `buffer`, as recv, and the descriptors that come with them. False: there were more
+// than one, counting `offered`; all are closed.
+bool ReceiveWithDescriptor(int socket, char* buffer, size_t size, ssize_t* received, FileDescriptor* offered) {
+  iovec data = {buffer, size};
+  // Room for two, so that a second one is seen; the kernel closes others, and says so.
+  alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
   msghdr message = {};
   message.msg_iov = &data;
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof(control);
+  *received = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  if (*received < 0) return true;
+  int count = (message.msg_flags & MSG_CTRUNC) != 0 ? 2 : 0;
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    for (size_t at = CMSG_LEN(0); at + sizeof(int) <= header->cmsg_len; at += sizeof(int)) {
+      int number = -1;
+      memcpy(&number, reinterpret_cast<const char*>(header) + at, sizeof(int));
+      FileDescriptor descriptor(number);
+      count += offered->valid() ? 2 : 1;
+      *offered = std::move(descriptor);
+    }
+  }
+  if (count <= 1) return true;
+  offered->Reset();
+  return false;
+}
+
+// Sends one byte 0 and the descriptors, 1 to kMaxDescriptors. The send buffer of a connection on which nothing was sent
+// has room. False: errno says why, and nothing was sent.
+bool SendDescriptors(int socket, const std::vector<FileDescriptor>& descriptors) {
+  char byte = 0;
+  iovec data = {&byte, 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(DescriptorSocket::kMaxDescriptors * sizeof(int))] = {};
+  const size_t bytes = descriptors.size() * sizeof(int);
+  msghdr message = {};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = CMSG_SPACE(bytes);
   cmsghdr* header = CMSG_FIRSTHDR(&message);
   header->cmsg_level = SOL_SOCKET;
   header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof(int));
-  memcpy(CMSG_DATA(header), &descriptor, sizeof(int));
+  header->cmsg_len = CMSG_LEN(bytes);
+  unsigned char* at = CMSG_DATA(header);
+  for (const FileDescriptor& descriptor : descriptors) {
+    const int number = descriptor.get();
+    memcpy(at, &number, sizeof(int));
+    at += sizeof(int);
+  }
   return sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == 1;
 }
 
@@ -109,7 +136,7 @@ bool PeerAllowed(const PeerCredentials& peer, uid_t daemon_uid, gid_t socket_gid
 class DescriptorSocket::Server {
  public:
   Server(std::string path, Lookup lookup, Options options)
-      : path_(std::move(path)), lookup_(std::move(lookup)), options_(options) {}
+      : path_(std::move(path)), lookup_(std::move(lookup)), options_(std::move(options)) {}
 
   ~Server() {
     if (thread_.joinable()) {
@@ -141,8 +168,8 @@ class DescriptorSocket::Server {
       }
       unlink(path_.c_str());
     }
-    stop_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    listener_ = Descriptor(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    stop_ = FileDescriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    listener_ = FileDescriptor(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!stop_.valid() || !listener_.valid()) return Unavailable("cannot make a socket");
     if (bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
       return Unavailable("cannot bind");
@@ -202,7 +229,7 @@ class DescriptorSocket::Server {
   }
 
   void Accept() {
-    Descriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    FileDescriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.valid()) {
       if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
         // The connection stays in the queue and would wake this thread at once; wait for better times instead.
@@ -222,38 +249,82 @@ class DescriptorSocket::Server {
       SendReason(socket.get(), reason);
       return;
     }
-    clients_.push_back({std::move(socket), Clock::now(), ""});
+    clients_.push_back({std::move(socket), Clock::now(), "", {}});
   }
 
   // Reads what is there, and answers when the line is complete. Afterwards the socket is closed, or waits for more.
   void Receive(Client* client) {
-    char buffer[kMaxTokenBytes + 1];  // with the newline
-    const ssize_t size = recv(client->socket.get(), buffer, sizeof(buffer) - client->line.size(), MSG_DONTWAIT);
+    char buffer[kRegister.size() + kMaxTokenBytes + 1];  // with the newline
+    ssize_t size = 0;
+    const bool one = ReceiveWithDescriptor(client->socket.get(), buffer, sizeof(buffer) - client->line.size(), &size,
+                                           &client->offered);
     if (size < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (size > 0) client->line.append(buffer, size);
-    const size_t end = client->line.find('\n');
-    if (end != std::string::npos) {
-      Answer(client->socket.get(), std::string_view(client->line).substr(0, end));
+    const std::string_view line = std::string_view(client->line).substr(0, client->line.find('\n'));
+    const bool complete = line.size() < client->line.size();
+    if (!one) {
+      SendReason(client->socket.get(), "more than one descriptor came");
+    } else if (line.size() > MaxLineBytes(line)) {
+      SendReason(client->socket.get(), absl::StrCat("the token has more than ", kMaxTokenBytes, " bytes"));
+    } else if (complete && HasVerb(line, kRegister)) {
+      Take(client->socket.get(), line.substr(kRegister.size()), std::move(client->offered));
+    } else if (complete && HasVerb(line, kPool)) {
+      Give(client->socket.get(), PoolOf(line.substr(kPool.size())));
+    } else if (complete) {
+      Give(client->socket.get(), ArenaOf(line));
     } else if (size <= 0) {
       SendReason(client->socket.get(), "the connection ended before the token's newline");
-    } else if (client->line.size() > kMaxTokenBytes) {
-      SendReason(client->socket.get(), absl::StrCat("the token has more than ", kMaxTokenBytes, " bytes"));
     } else {
       return;
     }
+    client->offered.Reset();
     client->socket.Reset();
   }
 
-  void Answer(int socket, std::string_view token) {
-    absl::StatusOr<int> found = lookup_(token);
+  void Take(int socket, std::string_view token, FileDescriptor descriptor) {
+    absl::StatusOr<uint64_t> number = absl::UnimplementedError("descriptors are not taken here");
+    if (!descriptor.valid()) {
+      number = absl::InvalidArgumentError("no descriptor came with the line");
+    } else if (options_.offer != nullptr) {
+      number = options_.offer(token, std::move(descriptor));
+    }
+    if (!number.ok()) {
+      Log::Warning("descriptor not taken", {{"reason", number.status().message()}});
+      return SendReason(socket, number.status().message());
+    }
+    const std::string reply = absl::StrCat(absl::string_view("\0", 1), *number);
+    // A client that does not take the number lets the descriptor expire.
+    (void)!send(socket, reply.data(), reply.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  }
+
+  absl::StatusOr<std::vector<FileDescriptor>> ArenaOf(std::string_view token) const {
+    const absl::StatusOr<int> found = lookup_(token);
+    if (!found.ok()) return found.status();
+    std::vector<FileDescriptor> arena;
+    arena.emplace_back(*found);
+    return arena;
+  }
+
+  absl::StatusOr<std::vector<FileDescriptor>> PoolOf(std::string_view token) const {
+    if (options_.pool == nullptr) return absl::UnimplementedError("no pool's memory is handed out here");
+    absl::StatusOr<std::vector<FileDescriptor>> found = options_.pool(token);
+    if (found.ok() && (found->empty() || found->size() > kMaxDescriptors)) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("the pool's memory is behind ", found->size(), " descriptors: 1 to ", kMaxDescriptors,
+                       " can be handed out, which is the kernel's limit for one message"));
+    }
+    return found;
+  }
+
+  static void Give(int socket, const absl::StatusOr<std::vector<FileDescriptor>>& found) {
     if (!found.ok()) {
       Log::Warning("descriptor refused", {{"reason", found.status().message()}});
       return SendReason(socket, found.status().message());
     }
-    const Descriptor arena(*found);
-    if (!SendDescriptor(socket, arena.get())) {
-      Log::Warning("descriptor not sent", {{"error", strerror(errno)}});
-    }
+    if (SendDescriptors(socket, *found)) return;
+    const std::string reason = strerror(errno);
+    Log::Warning("descriptor not sent", {{"error", reason}});
+    SendReason(socket, absl::StrCat(found->size(), " descriptors cannot be sent: ", reason));
   }
 
   void Erase() {
@@ -272,8 +343,8 @@ class DescriptorSocket::Server {
   const std::string path_;
   const Lookup lookup_;
   const Options options_;
-  Descriptor stop_;
-  Descriptor listener_;
+  FileDescriptor stop_;
+  FileDescriptor listener_;
   bool bound_ = false;
   dev_t device_ = 0;
   ino_t inode_ = 0;
@@ -284,7 +355,7 @@ class DescriptorSocket::Server {
 
 absl::StatusOr<std::unique_ptr<DescriptorSocket>> DescriptorSocket::Start(std::string path, Lookup lookup,
                                                                           Options options) {
-  auto server = std::make_unique<Server>(std::move(path), std::move(lookup), options);
+  auto server = std::make_unique<Server>(std::move(path), std::move(lookup), std::move(options));
   if (absl::Status status = server->Start(); !status.ok()) return status;
   return std::unique_ptr<DescriptorSocket>(new DescriptorSocket(std::move(server)));
 }

@@ -70,6 +70,8 @@ enum Name : size_t {
   kMaxPoolBytes,
   kSessions,
   kMaxSessions,
+  kArmedSessions,
+  kMaxArmedSessions,
   kHotBytes,
   kMaxHotBytes,
   kClientMappedBytes,
@@ -80,6 +82,7 @@ enum Name : size_t {
   kDraining,
   kBuildInfo,
   kDeviceInfo,
+  kMpsEnabled,
   kUptime,
   kProcessStartTime,
   kProcessResidentMemory,
@@ -134,10 +137,14 @@ constexpr Description kDescriptions[] = {
     {kMaxPoolBytes, "stoker_max_pool_bytes", kGauge, "", "Limit of the memory of all pools (max_pool_bytes)."},
     {kSessions, "stoker_sessions", kGauge, "", "Attached sessions."},
     {kMaxSessions, "stoker_max_sessions", kGauge, "", "Limit of attached sessions (max_sessions)."},
+    {kArmedSessions, "stoker_armed_sessions", kGauge, "", "Sessions on the server plane."},
+    {kMaxArmedSessions, "stoker_max_armed_sessions", kGauge, "",
+     "Limit of sessions on the server plane (max_armed_sessions)."},
     {kHotBytes, "stoker_hot_bytes", kGauge, "", "Memory of all session arenas: hot buffers, mailboxes, staging areas."},
     {kMaxHotBytes, "stoker_max_hot_bytes", kGauge, "", "Limit of the memory of all session arenas (max_hot_bytes)."},
     {kClientMappedBytes, "stoker_client_mapped_bytes", kGauge, "`session`",
-     "Memory of the session's arena that its engine can map. The series ends with the session."},
+     "Memory of the session's arena, which its engine can map, and of its registered tensors, which the daemon has "
+     "mapped. The series ends with the session."},
     {kQueuedOperations, "stoker_queued_operations", kGauge, "", "Operations of all sessions that wait or run."},
     {kRpcDuration, "stoker_rpc_duration_seconds", kHistogram, "`method` = SERVICE/CALL or other, `code` = gRPC's names",
      "Time from a call's arrival to its status. A stream counts from its start to its end."},
@@ -149,6 +156,8 @@ constexpr Description kDescriptions[] = {
      "Always 1; the labels describe the daemon. Several devices have commas between them."},
     {kDeviceInfo, "stoker_device_info", kGauge, "`device`, `backend` = cpu, cuda",
      "Always 1; one series for each device that sessions can be on: cpu, or the UUID of a GPU."},
+    {kMpsEnabled, "stoker_mps_enabled", kGauge, "",
+     "1 where kernels of the daemon and of engines run side by side on every GPU (MPS), otherwise 0."},
     {kUptime, "stoker_uptime_seconds", kGauge, "", "Time since the daemon started."},
     {kProcessStartTime, "process_start_time_seconds", kGauge, "",
      "Start of the process, in seconds since the Unix epoch."},
@@ -248,7 +257,7 @@ class Histogram {
   std::atomic<double> sum_{0};
 };
 
-// A histogram that exists from its first use on: of 27 methods x 17 codes most never occur, and each costs 20 lines a
+// A histogram that exists from its first use on: of 29 methods x 17 codes most never occur, and each costs 20 lines a
 // scrape.
 class LazyHistogram {
  public:
@@ -355,6 +364,8 @@ class Metrics::Families final : public prometheus::Collectable {
     AddHistograms(&families);
     Add(kMaxPoolBytes, {}, snapshot.max_pool_bytes, &families);
     Add(kMaxSessions, {}, snapshot.max_sessions, &families);
+    Add(kArmedSessions, {}, snapshot.armed_sessions, &families);
+    Add(kMaxArmedSessions, {}, snapshot.max_armed_sessions, &families);
     Add(kHotBytes, {}, snapshot.hot_bytes, &families);
     Add(kMaxHotBytes, {}, snapshot.max_hot_bytes, &families);
     Add(kDraining, {}, snapshot.draining ? 1 : 0, &families);
@@ -362,6 +373,7 @@ class Metrics::Families final : public prometheus::Collectable {
     for (const std::string& device : snapshot.devices) {
       Add(kDeviceInfo, {{"device", device}, {"backend", device == "cpu" ? "cpu" : "cuda"}}, 1, &families);
     }
+    Add(kMpsEnabled, {}, snapshot.mps_enabled ? 1 : 0, &families);
     Add(kUptime, {}, snapshot.uptime_seconds, &families);
     Add(kProcessStartTime, {}, start_seconds_, &families);
     Add(kProcessResidentMemory, {}, ResidentMemoryBytes(), &families);

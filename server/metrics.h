@@ -65,9 +65,12 @@ struct SessionMetrics {
 struct MetricsSnapshot {
   std::string version;
   std::vector<std::string> devices;  // "cpu", or UUIDs of GPUs
+  bool mps_enabled = false;
   double uptime_seconds = 0;
   bool draining = false;
   uint64_t max_sessions = 0;
+  uint64_t armed_sessions = 0;
+  uint64_t max_armed_sessions = 0;
   uint64_t hot_bytes = 0;
   uint64_t max_hot_bytes = 0;
   uint64_t max_pool_bytes = 0;

@@ -48,9 +48,6 @@ absl::Status Decoder::CheckReply() {
                                             response_.groups_size(), " groups; ", request_.rows_size(), " and ",
                                             request_.groups_size(), " were asked for"));
   }
-  uint64_t committed = 0;
-  for (const v1::StepRow& row : request_.rows()) committed += row.commit() ? 1 : 0;
-  report_->stored_rows.Add(committed);
   report_->steps.Add(1);
   report_->gathered_bytes.Add(response_.gathered_bytes());
 
@@ -84,6 +81,9 @@ absl::Status Decoder::Step(std::vector<OpenSequence>* ended) {
   Prepare();
   if (absl::Status status = session_->Step(batch_, &request_, &response_); !status.ok()) return status;
   if (absl::Status status = CheckReply(); !status.ok()) return status;
+  if (absl::Status status = session_->FinishStep(request_); !status.ok()) return status;
+  report_->stored_rows.Add(static_cast<uint64_t>(std::count_if(request_.rows().begin(), request_.rows().end(),
+                                                               [](const v1::StepRow& row) { return row.commit(); })));
   size_t kept = 0;
   for (size_t i = 0; i < running_.size(); ++i) {
     Running& running = running_[i];

@@ -29,8 +29,8 @@ class Decoder {
   size_t running() const { return running_.size(); }
 
   // Decodes one token of every sequence: writes the newest rows, has them committed where the session is the writer,
-  // resolves and gathers all groups in one call, and checks every row that the daemon names. Sequences that have all
-  // their tokens leave, in the order in which they came, and are appended to `ended`.
+  // all groups resolved and gathered, and checks every row that the daemon names. Sequences that have all their tokens
+  // leave, in the order in which they came, and are appended to `ended`.
   absl::Status Step(std::vector<OpenSequence>* ended);
 
  private:

@@ -30,6 +30,7 @@ absl::StatusOr<std::unique_ptr<EngineSession>> OpenSession(const ReplayPlan& pla
   needs.max_sequence_rows = plan.max_sequence_rows;
   needs.pool_blocks = plan.pool_blocks;
   needs.stores = rank == 0;
+  needs.steps = !plan.options.prefix_only;
   needs.process = engine * plan.options.ranks + rank;
   return EngineSession::Open(plan.options, needs, report);
 }

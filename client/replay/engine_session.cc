@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "client/plane.h"
 #include "client/replay/cuda/gpu_rows.h"
 #include "client/replay/device_option.h"
 #include "client/replay/host_rows.h"
@@ -36,12 +37,14 @@ v1::RowLayout LayoutOf(const Options& options) {
   return v1::ROW_LAYOUT_LINEAR;
 }
 
+using Clock = std::chrono::steady_clock;
+
 // Runs `call` and adds its duration to the histogram.
 template <typename F>
 absl::Status Timed(RankReport* report, Call kind, F&& call) {
-  const auto begin = std::chrono::steady_clock::now();
+  const auto begin = Clock::now();
   absl::Status status = call();
-  const auto took = std::chrono::steady_clock::now() - begin;
+  const auto took = Clock::now() - begin;
   report->calls[static_cast<int>(kind)].Add(
       static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(took).count()));
   return status.ok() ? status : client::Annotate(status, CallName(kind));
@@ -142,6 +145,7 @@ absl::Status EngineSession::Attach(const client::Client& client, const SessionNe
     store_chunk_bytes_ = attach.staging_bytes() / rows_->staging_pieces() / kStagingAlignment * kStagingAlignment;
   }
   report_->shared_arena = shared();
+  if (absl::Status armed = ArmPlane(needs); !armed.ok()) return armed;
   if (!shared() && row_bytes > store_chunk_bytes_) {
     return absl::InvalidArgumentError(
         absl::StrCat("a row of all layers has ", row_bytes, " bytes; a message carries at most ", store_chunk_bytes_));
@@ -179,6 +183,28 @@ absl::Status EngineSession::MapRows(const v1::AttachRequest& attach, const Sessi
   if (!rows.ok()) return rows.status();
   rows_ = *std::move(rows);
   return absl::OkStatus();
+}
+
+absl::Status EngineSession::ArmPlane(const SessionNeeds& needs) {
+  if (!needs.steps) return absl::OkStatus();
+  report_->SetPlane("rpc");
+  if (options_.plane == "rpc") return absl::OkStatus();
+  absl::Status status = client::ChoosePlane(session_->info(), client::Plane::kServer).status();
+  if (status.ok() && !shared()) status = session_->arena()->status();
+  const bool on_gpu = session_->info().device() != "cpu";
+  if (status.ok() && on_gpu) {
+    auto plane = MakeGpuPlane(*session_, options_.top_k);
+    if (plane.ok()) gpu_plane_ = *std::move(plane);
+    status = plane.status();
+  } else if (status.ok()) {
+    auto plane = client::ServerPlane::Arm(*session_, options_.top_k);
+    if (plane.ok()) plane_ = *std::move(plane);
+    status = plane.status();
+  }
+  if (status.ok()) report_->SetPlane("server");
+  if (options_.plane == "server") return client::Annotate(status, "--plane is \"server\"");
+  // RESOURCE_EXHAUSTED: other sessions are armed.
+  return absl::IsFailedPrecondition(status) || absl::IsResourceExhausted(status) ? absl::OkStatus() : status;
 }
 
 absl::StatusOr<OpenSequence> EngineSession::Admit(const Request& request, const std::string& key, uint32_t max_rows) {
@@ -332,9 +358,91 @@ absl::Status EngineSession::Step(absl::Span<const BatchRow> batch, v1::StepReque
     absl::Status published = rows_->Publish(batch.size());
     if (!published.ok()) return published;
   }
-  absl::Status status = Timed(report_, Call::kStep, [&] { return session_->Step(*request, response); });
-  if (status.ok()) status = client::Annotate(client::FirstError(response->statuses()), "Step");
-  return status;
+  if (on_server_plane()) return client::Annotate(StepByDoorbells(batch, request, response), "server plane");
+  const auto begin = Clock::now();
+  absl::Status status = session_->Step(*request, response);
+  CountStep(Clock::now() - begin);
+  if (status.ok()) status = client::FirstError(response->statuses());
+  return client::Annotate(status, "Step");
+}
+
+absl::Status EngineSession::RunGroups() {
+  if (gpu_plane_ != nullptr) return gpu_plane_->RunGroups(plane_rows_);
+  if (absl::Status status = plane_->Begin(plane_rows_); !status.ok()) return status;
+  for (uint32_t group = 0; group < options_.groups; ++group) {
+    if (absl::Status status = plane_->Ring(group); !status.ok()) return status;
+    if (absl::Status status = plane_->Await(group); !status.ok()) return status;
+  }
+  return plane_->FirstRowError();
+}
+
+absl::Status EngineSession::StepByDoorbells(absl::Span<const BatchRow> batch, v1::StepRequest* request,
+                                            v1::StepResponse* response) {
+  plane_rows_.clear();
+  for (const BatchRow& row : batch) plane_rows_.push_back({row.sequence->id, row.sequence->state_row, row.length});
+  const auto begin = Clock::now();
+  if (absl::Status status = RunGroups(); !status.ok()) return status;
+  step_took_ = Clock::now() - begin;
+
+  // As the reply of a call.
+  response->Clear();
+  for (size_t row = 0; row < batch.size(); ++row) response->add_statuses();
+  uint64_t gathered_rows = 0;
+  for (uint32_t group = 0; group < options_.groups; ++group) {
+    v1::StepGroupResult& result = *response->add_groups();
+    result.set_group(group);
+    for (size_t row = 0; row < batch.size(); ++row) {
+      v1::LookupCounts& counts = *result.add_counts();
+      const absl::Span<const int32_t> hot_rows =
+          gpu_plane_ != nullptr ? gpu_plane_->HotRows(group, row) : plane_->HotRows(group, row);
+      const int32_t misses = gpu_plane_ != nullptr ? gpu_plane_->Misses(group, row) : plane_->Misses(group, row);
+      if (absl::Status status = CountOutcomes(batch[row], Entries(request, group, row), hot_rows, misses, &counts);
+          !status.ok()) {
+        return client::Annotate(status, absl::StrCat("group ", group, ", batch row ", row));
+      }
+      gathered_rows += uint64_t{counts.miss()} * (options_.GroupBegin(group + 1) - options_.GroupBegin(group));
+    }
+  }
+  response->set_gathered_bytes(gathered_rows * oracle_.shape().bytes());
+  return absl::OkStatus();
+}
+
+absl::Status EngineSession::CountOutcomes(const BatchRow& row, absl::Span<const int32_t> positions,
+                                          absl::Span<const int32_t> hot_rows, int32_t misses,
+                                          v1::LookupCounts* counts) const {
+  const auto newest = static_cast<int32_t>(row.length) - 1;
+  uint32_t newest_count = 0, invalid = 0, others = 0;
+  for (size_t i = 0; i < positions.size(); ++i) {
+    if (positions[i] < 0) continue;
+    uint32_t& outcome = positions[i] == newest ? newest_count : hot_rows[i] < 0 ? invalid : others;
+    ++outcome;
+  }
+  if (misses < 0 || static_cast<uint32_t>(misses) > others) {
+    return absl::InternalError(absl::StrCat("misses is ", misses, "; ", others, " entries may have missed"));
+  }
+  counts->set_newest(newest_count);
+  counts->set_invalid(invalid);
+  counts->set_miss(static_cast<uint32_t>(misses));
+  counts->set_hot(others - static_cast<uint32_t>(misses));
+  return absl::OkStatus();
+}
+
+absl::Status EngineSession::FinishStep(const v1::StepRequest& request) {
+  if (!on_server_plane()) return absl::OkStatus();
+  commits_.clear();
+  for (const v1::StepRow& row : request.rows()) commits_.push_back(row.commit() ? 1 : 0);
+  const auto begin = Clock::now();
+  absl::Status status = gpu_plane_ != nullptr ? gpu_plane_->Commit(commits_) : plane_->Commit(commits_);
+  if (status.ok() && plane_ != nullptr) status = plane_->AwaitCommit();
+  CountStep(step_took_ + (Clock::now() - begin));
+  if (status.ok() && plane_ != nullptr) status = plane_->FirstRowError();
+  return client::Annotate(status, "server plane");
+}
+
+void EngineSession::CountStep(std::chrono::nanoseconds took) {
+  const auto ns = static_cast<uint64_t>(took.count());
+  report_->calls[static_cast<int>(Call::kStep)].Add(ns);
+  report_->step_ns.Add(ns);
 }
 
 void EngineSession::WriteNewest(const OpenSequence& sequence, uint32_t position, v1::StepRow* row) {

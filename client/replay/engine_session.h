@@ -1,11 +1,12 @@
 // One rank's session with the daemon: the calls a mock engine makes, timed, and the row bytes that go with them.
 //
 // Rows and entries take one of two ways, chosen at Open: through the mapped arena ("shared", see row_device.h), or
-// inside the messages.
+// inside the messages. So do steps: by calls, or, on the server plane, by doorbells in the arena.
 //
 // Thread safety: belongs to one thread.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -14,11 +15,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/client.h"
+#include "client/replay/cuda/gpu_plane.h"
 #include "client/replay/options.h"
 #include "client/replay/rank_report.h"
 #include "client/replay/row_device.h"
 #include "client/replay/row_oracle.h"
 #include "client/replay/trace.h"
+#include "client/server_plane.h"
 #include "client/session.h"
 
 namespace stoker::replay {
@@ -35,6 +38,7 @@ struct SessionNeeds {
   uint32_t max_sequence_rows = 1;
   uint32_t pool_blocks = 1;  // blocks of options.block_rows rows
   bool stores = true;        // whether it needs a staging area
+  bool steps = true;         // whether it needs a plane
   uint32_t process = 0;      // its number, by which processes take turns on several devices
 };
 
@@ -52,7 +56,8 @@ class EngineSession {
   absl::Status Store(const OpenSequence& sequence, uint32_t first, uint32_t end);
   absl::Status Release(absl::Span<const uint64_t> ids);
 
-  // A step is: BeginStep, WriteNewest and Entries for each batch row, Step, CheckStep, and then HotRows.
+  // A step is: BeginStep, WriteNewest and Entries for each batch row, Step, CheckStep, HotRows, FinishStep. By calls
+  // newest rows are committed before the entries are resolved; on the server plane at the end.
   //
   // Sets source, top_k and groups, and makes room for the entries of request->rows().
   void BeginStep(v1::StepRequest* request);
@@ -60,11 +65,15 @@ class EngineSession {
   void WriteNewest(const OpenSequence& sequence, uint32_t position, v1::StepRow* row);
   // Where the top_k positions of one batch row are written, and kept until after CheckStep.
   absl::Span<int32_t> Entries(v1::StepRequest* request, uint32_t group, size_t row);
+  // On the server plane the outcomes in the response are derived: what is neither the newest row, missed nor without a
+  // hot row counts as hot.
   absl::Status Step(absl::Span<const BatchRow> batch, v1::StepRequest* request, v1::StepResponse* response);
   // Compares the hot rows of all groups with what they must hold, and counts checked and wrong rows in the report. The
   // status is not OK only when a call fails, or the reply has not the form of the request.
   absl::Status CheckStep(absl::Span<const BatchRow> batch, v1::StepRequest* request, const v1::StepResponse& response);
   absl::Span<const int32_t> HotRows(const v1::StepResponse& response, uint32_t group, size_t row) const;
+  // What the request commits is stored when this returns.
+  absl::Status FinishStep(const v1::StepRequest& request);
 
   bool shared() const { return rows_ != nullptr; }
   uint32_t region_rows() const { return region_rows_; }
@@ -77,6 +86,16 @@ class EngineSession {
   absl::Status Attach(const client::Client& client, const SessionNeeds& needs);
   // Maps the arena where the options want that and it can be had.
   absl::Status MapRows(const v1::AttachRequest& attach, const SessionNeeds& needs);
+  // Arms the session where the options want that and it can be.
+  absl::Status ArmPlane(const SessionNeeds& needs);
+  bool on_server_plane() const { return plane_ != nullptr || gpu_plane_ != nullptr; }
+  absl::Status RunGroups();
+  absl::Status StepByDoorbells(absl::Span<const BatchRow> batch, v1::StepRequest* request, v1::StepResponse* response);
+  // How the entries of a batch row ended. INTERNAL: more misses than entries.
+  absl::Status CountOutcomes(const BatchRow& row, absl::Span<const int32_t> positions,
+                             absl::Span<const int32_t> hot_rows, int32_t misses, v1::LookupCounts* counts) const;
+  // Of one step, for the report.
+  void CountStep(std::chrono::nanoseconds took);
   // Asks for the block table of a sequence that was admitted. It stays: no row is written twice.
   absl::Status LearnBlocks(const OpenSequence& sequence);
   // Gives every position its pool row.
@@ -91,6 +110,12 @@ class EngineSession {
   RankReport* const report_;
   const RowOracle oracle_;
   std::unique_ptr<client::Session> session_;
+  // Of the two at most one is there; where none is, steps are calls.
+  std::unique_ptr<client::ServerPlane> plane_;
+  std::unique_ptr<GpuPlane> gpu_plane_;
+  std::chrono::nanoseconds step_took_{0};  // on it, until its hot rows were there
+  std::vector<client::PlaneRow> plane_rows_;
+  std::vector<int32_t> commits_;
   std::vector<std::vector<int32_t>> tables_;  // by pool row: blocks of the sequence in each state row
   std::vector<int32_t> positions_;            // by pool row and inline: [group][batch row][top_k]
   size_t batch_rows_ = 0;                     // of positions_

@@ -2,10 +2,12 @@
 #include <cstdio>
 #include <string>
 
+#include "client/device_plane.h"
 #include "client/replay/options.h"
 #include "client/replay/replay.h"
 
 int main(int argc, char** argv) {
+  stoker::client::DevicePlane::SetUpProcess();
   const auto options =
       stoker::replay::ParseOptions(absl::Span<const char* const>(argv + 1, static_cast<size_t>(argc - 1)));
   if (!options.ok()) {

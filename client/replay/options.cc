@@ -98,6 +98,9 @@ const std::vector<OptionGroup>& Table() {
            {"transfer", Choice{&Options::transfer, {"auto", "shared", "inline"}},
             "How rows and entries reach the daemon: through the session's memory, or inside the messages. auto: shared "
             "where the memory, the host's or a GPU's, can be mapped."},
+           {"plane", Choice{&Options::plane, {"auto", "rpc", "server"}},
+            "How steps reach the daemon: by calls, or by doorbells in the session's memory. "
+            "auto: server where it can be had."},
        }},
       {"Model",
        {
@@ -282,11 +285,21 @@ absl::Status CheckDevice(const Options& o) {
                   "--server and --transfer inline)");
 }
 
+absl::Status CheckPlane(const Options& o) {
+  if (o.plane != "server") return absl::OkStatus();
+  if (o.transfer == "inline") {
+    return BadValue("plane", o.plane, "auto or rpc with --transfer inline: the server plane is in shared memory");
+  }
+  if (o.prefix_only) return BadValue("plane", o.plane, "auto or rpc with --prefix-only, which makes no steps");
+  return absl::OkStatus();
+}
+
 // Fills in the defaults that depend on other options, and checks what must hold between them.
 absl::Status Complete(Options& o) {
   if (absl::Status status = ChooseAction(o); !status.ok()) return status;
   if (absl::Status status = CompleteRows(o); !status.ok()) return status;
   if (absl::Status status = CheckDevice(o); !status.ok()) return status;
+  if (absl::Status status = CheckPlane(o); !status.ok()) return status;
   if (o.groups > o.layers) {
     return BadValue("groups", absl::StrCat(o.groups), absl::StrCat("at most --layers, ", o.layers));
   }

@@ -60,6 +60,7 @@ struct Options {
   uint32_t pool_blocks = 0;
   uint32_t block_rows = 64;
   std::string transfer = "auto";
+  std::string plane = "auto";
   // Output.
   bool json = false;
   std::string progress = "auto";

@@ -30,6 +30,8 @@ void RankReport::SetError(const absl::Status& status) {
 
 void RankReport::SetDevice(const std::string& name) { std::snprintf(device, sizeof(device), "%s", name.c_str()); }
 
+void RankReport::SetPlane(const std::string& name) { std::snprintf(plane, sizeof(plane), "%s", name.c_str()); }
+
 void RankReport::SetWrongRow(const char* text) {
   if (wrong_row[0] == '\0') std::snprintf(wrong_row, sizeof(wrong_row), "%s", text);
 }

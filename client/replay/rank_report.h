@@ -31,6 +31,7 @@ struct RankReport {
   // Keeps the first failure.
   void SetError(const absl::Status& status);
   void SetDevice(const std::string& name);
+  void SetPlane(const std::string& name);
   // Keeps the first wrong row.
   void SetWrongRow(const char* text);
 
@@ -48,6 +49,7 @@ struct RankReport {
 
   // Steps, by every rank.
   Counter steps;
+  Counter step_ns;  // in calls, or from the first doorbell to the last answer but for the check between
   Counter gathered_bytes;
   Counter hot, newest, resident, miss, duplicate, invalid;
   Counter checked_rows;       // each once, wherever it was compared
@@ -59,6 +61,7 @@ struct RankReport {
   bool created_pool = false;
   bool shared_arena = false;
   char device[64] = {};  // of the session: "cpu" or a UUID
+  char plane[32] = {};   // by which its steps reach the daemon: "rpc" or "server"
   bool failed = false;
   bool peer_gone = false;  // failed because another rank had ended
   char error[1024] = {};

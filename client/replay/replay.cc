@@ -151,6 +151,7 @@ using PlanBody =
 // What the private daemon must be told to have room for the sessions, and on the right device.
 std::vector<std::string> DaemonFlags(const ReplayPlan& plan) {
   constexpr uint64_t kDefaultHotBytes = uint64_t{4} << 30;  // of --max-hot-bytes
+  constexpr uint64_t kDefaultArmed = 8, kMostArmed = 16;    // of --max-armed-sessions
   const Options& o = plan.options;
   const uint64_t state_rows = o.action == Options::Action::kReplay       ? o.concurrency
                               : o.action == Options::Action::kPrefixOnly ? 1
@@ -162,6 +163,9 @@ std::vector<std::string> DaemonFlags(const ReplayPlan& plan) {
   const uint64_t sessions = uint64_t{o.engines} * o.ranks;
   const uint64_t bytes = sessions * ((rows + mailbox) / 10 * 11 + 2 * kGpuStagingPieceBytes);
   std::vector<std::string> flags = {absl::StrCat("--device=", o.device)};
+  if (sessions > kDefaultArmed) {
+    flags.push_back(absl::StrCat("--max-armed-sessions=", std::min(sessions, kMostArmed)));
+  }
   if (bytes > kDefaultHotBytes) flags.push_back(absl::StrCat("--max-hot-bytes=", bytes));
   return flags;
 }

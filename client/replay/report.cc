@@ -24,6 +24,7 @@ constexpr Counter RankReport::*kCounters[] = {
     &RankReport::stored_bytes,
     &RankReport::waits,
     &RankReport::steps,
+    &RankReport::step_ns,
     &RankReport::gathered_bytes,
     &RankReport::hot,
     &RankReport::newest,
@@ -39,6 +40,13 @@ constexpr Counter RankReport::*kCounters[] = {
 
 constexpr absl::string_view kAndOthers = " and others";
 
+// What ranks have been told of one thing: the first of several, with a mark.
+std::string Join(const std::string& before, const std::string& next) {
+  if (before.empty()) return next;
+  if (next.empty() || next == before || absl::EndsWith(before, kAndOthers)) return before;
+  return absl::StrCat(before, kAndOthers);
+}
+
 }  // namespace
 
 void AddReport(const RankReport& report, RankReport* totals) {
@@ -47,13 +55,8 @@ void AddReport(const RankReport& report, RankReport* totals) {
   totals->created_pool |= report.created_pool;
   totals->shared_arena |= report.shared_arena;
   totals->SetWrongRow(report.wrong_row);
-  // Ranks may be on different devices: the one of several, with a mark.
-  const std::string device = report.device, before = totals->device;
-  if (before.empty()) {
-    totals->SetDevice(device);
-  } else if (!device.empty() && before != device && !absl::EndsWith(before, kAndOthers)) {
-    totals->SetDevice(absl::StrCat(before, kAndOthers));
-  }
+  totals->SetDevice(Join(totals->device, report.device));
+  totals->SetPlane(Join(totals->plane, report.plane));
 }
 
 uint64_t DistinctRows(const std::vector<Request>& requests, bool with_outputs) {
@@ -119,9 +122,13 @@ std::string FormatTable(const ReplayResult& result) {
                                       FormatBytes(static_cast<double>(totals.gathered_bytes.get()))));
   line("rows stored", absl::StrFormat("%s (%s were not there before)", FormatCount(totals.stored_rows.get()),
                                       FormatCount(totals.unique_rows.get())));
-  line("steps",
-       absl::StrFormat("%s (%.0f a second, rows and entries %s)", FormatCount(totals.steps.get()),
-                       per_second(totals.steps.get()), totals.shared_arena ? "in shared memory" : "in messages"));
+  // Without steps there is no plane.
+  const std::string on_plane =
+      totals.plane[0] == '\0' ? ""
+                              : absl::StrFormat("%.1f us each on the plane %s, ", result.step_mean_us(), totals.plane);
+  line("steps", absl::StrFormat("%s (%.0f a second, %srows and entries %s)", FormatCount(totals.steps.get()),
+                                per_second(totals.steps.get()), on_plane,
+                                totals.shared_arena ? "in shared memory" : "in messages"));
   line("time", absl::StrFormat("%.1f s, %.0f tokens a second, %.0f decoded", result.seconds, per_second(tokens),
                                per_second(totals.output_rows.get())));
   line("device", totals.device);
@@ -168,6 +175,8 @@ std::string FormatJson(const ReplayResult& result) {
   count("unique_rows", totals.unique_rows.get());
   count("distinct_rows", result.distinct_rows);
   count("steps", totals.steps.get());
+  field("plane", absl::StrCat("\"", totals.plane, "\""));
+  real("step_mean_us", result.step_mean_us());
   count("lookups_hot", totals.hot.get());
   count("lookups_newest", totals.newest.get());
   count("lookups_miss", totals.miss.get());

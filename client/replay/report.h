@@ -18,6 +18,7 @@ struct ReplayResult {
   double prefix_token_hit_ratio() const { return Ratio(totals.matched_rows.get(), totals.input_rows.get()); }
   // Hits of the lookups that had to be in a hot buffer.
   double hot_hit_ratio() const { return Ratio(totals.hot.get(), totals.hot.get() + totals.miss.get()); }
+  double step_mean_us() const { return Ratio(totals.step_ns.get(), totals.steps.get()) / 1e3; }
   uint64_t committed_bytes() const { return totals.output_rows.get() * row_bytes; }
 
   static double Ratio(uint64_t part, uint64_t whole) {

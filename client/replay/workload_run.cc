@@ -87,7 +87,7 @@ absl::Status WorkloadDriver::Step(uint32_t step) {
     }
     dump_.misses.push_back(static_cast<int32_t>(counts.miss()));
   }
-  return absl::OkStatus();
+  return session_.FinishStep(request_);
 }
 
 }  // namespace

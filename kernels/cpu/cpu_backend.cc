@@ -1,6 +1,7 @@
 #include "kernels/cpu/cpu_backend.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <utility>
@@ -8,7 +9,9 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/cpu/client_memory.h"
+#include "kernels/cpu/doorbell.h"
 #include "kernels/cpu/memory.h"
+#include "kernels/cpu/sealed_file.h"
 #include "kernels/cpu/strand.h"
 #include "kernels/populate.h"
 
@@ -18,11 +21,15 @@ namespace {
 // A copy of a host array that a call gets. Most groups have few layers.
 using Layers = absl::InlinedVector<int32_t, 8>;
 
+// Copies up to this size may be of tables, entries and words that operations of other streams use. Larger ones are of
+// rows, and worth a memcpy.
+constexpr size_t kSharedBytes = 64 << 10;
+
 Layers CopyLayers(const int32_t* layers, int32_t count) { return Layers(layers, layers + count); }
 
 class CpuStream : public Stream {
  public:
-  explicit CpuStream(StrandPool* pool) : strand_(std::make_shared<Strand>(pool)) {}
+  CpuStream(StrandPool* pool, DoorbellPoller* poller) : poller_(poller), strand_(std::make_shared<Strand>(pool)) {}
   ~CpuStream() override { strand_->Drain(); }
 
   void Notify(absl::AnyInvocable<void(absl::Status) &&> done) override { strand_->Notify(std::move(done)); }
@@ -48,11 +55,18 @@ class CpuStream : public Stream {
           absl::StrCat("copy.", dst == nullptr ? "dst" : "src", ": is null, for ", bytes, " bytes"));
     }
     strand_->Run([dst, src, bytes] {
-      std::memcpy(dst, src, bytes);
+      if (bytes <= kSharedBytes) {
+        CopyShared(dst, src, bytes);
+      } else {
+        std::memcpy(dst, src, bytes);
+      }
       return absl::OkStatus();
     });
     return absl::OkStatus();
   }
+
+  absl::Status Write(uint64_t* target, uint64_t value) override { return WriteWord(target, value); }
+  absl::Status Write(int32_t* target, int32_t value) override { return WriteWord(target, value); }
 
   absl::Status Resolve(const ResolveArgs& args) override { return Enqueue<cpu::Resolve>(args); }
   absl::Status Invalidate(const InvalidateArgs& args) override { return Enqueue<cpu::Invalidate>(args); }
@@ -73,7 +87,24 @@ class CpuStream : public Stream {
     return absl::OkStatus();
   }
 
+  absl::Status AwaitDoorbell(const AwaitDoorbellArgs& args) override { return EnqueueWait<DoorbellWait>(args); }
+  absl::Status RingDoorbell(const RingDoorbellArgs& args) override { return Enqueue<cpu::RingDoorbell>(args); }
+  absl::Status AwaitQuiet(const AwaitQuietArgs& args) override { return EnqueueWait<QuietWait>(args); }
+  absl::Status BeginBatch(const BatchArgs& args) override { return Enqueue<cpu::BeginBatch>(args); }
+  absl::Status PlanCommits(const BatchArgs& args) override { return Enqueue<cpu::PlanCommits>(args); }
+  absl::Status EndBatch(const BatchArgs& args) override { return Enqueue<cpu::EndBatch>(args); }
+
  private:
+  template <typename T>
+  absl::Status WriteWord(T* target, T value) {
+    if (target == nullptr) return absl::InvalidArgumentError("write.target: is null");
+    strand_->Run([target, value] {
+      std::atomic_ref<T>(*target).store(value, std::memory_order_release);
+      return absl::OkStatus();
+    });
+    return absl::OkStatus();
+  }
+
   template <auto kOperation, typename Args>
   absl::Status Enqueue(const Args& args) {
     if (absl::Status status = Validate(args); !status.ok()) return status;
@@ -81,6 +112,24 @@ class CpuStream : public Stream {
       kOperation(args);
       return absl::OkStatus();
     });
+    return absl::OkStatus();
+  }
+
+  // The work looks once, and leaves the rest to the poller.
+  template <typename Waits, typename Args>
+  absl::Status EnqueueWait(const Args& args) {
+    if (absl::Status status = Validate(args); !status.ok()) return status;
+    auto over = std::make_shared<StrandEvent>();
+    strand_->Run([poller = poller_, wait = Waits(args), over]() mutable {
+      wait.Begin();
+      if (wait.Over()) {
+        over->Fire();
+      } else {
+        poller->Await([wait = std::move(wait)]() mutable { return wait.Over(); }, std::move(over));
+      }
+      return absl::OkStatus();
+    });
+    strand_->Wait(std::move(over));
     return absl::OkStatus();
   }
 
@@ -95,6 +144,7 @@ class CpuStream : public Stream {
     return absl::OkStatus();
   }
 
+  DoorbellPoller* const poller_;
   const std::shared_ptr<Strand> strand_;
 };
 
@@ -123,11 +173,21 @@ class CpuBackend : public Backend {
   absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(size_t bytes) override {
     return bank_.Allocate("stoker-host", bytes, MemoryBank::Sharing::kPrivate);
   }
-  absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override { return std::make_unique<CpuStream>(&pool_); }
+  absl::StatusOr<std::unique_ptr<Buffer>> MapClientMemory(const ClientMemory& memory) override {
+    if (memory.descriptor < 0) {
+      return absl::InvalidArgumentError(
+          "cuda_ipc: given, the device is the CPU, where memory is named by a descriptor");
+    }
+    return MapSealedFile(memory.descriptor, memory.offset_bytes, memory.size_bytes);
+  }
+  absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override {
+    return std::make_unique<CpuStream>(&pool_, &poller_);
+  }
 
  private:
   MemoryBank bank_;
   StrandPool pool_;
+  DoorbellPoller poller_;  // ends before the pool, whose strands it wakes
 };
 
 }  // namespace

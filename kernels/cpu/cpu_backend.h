@@ -8,7 +8,8 @@
 namespace stoker::kernels::cpu {
 
 // Runs streams on `threads` threads, 1 to 256; other values are taken as the nearer of the two. Streams must be
-// destroyed before the backend. An idle thread spins for some microseconds before it sleeps (strand.cc).
+// destroyed before the backend. Waits for doorbells hold none of the threads: one more, which the first wait starts,
+// looks at all of them (doorbell.h). An idle thread spins for some microseconds before it sleeps (strand.cc).
 std::unique_ptr<Backend> MakeCpuBackend(int threads);
 
 // The operations themselves, on the calling thread. Arguments must have passed Validate.
@@ -19,5 +20,8 @@ void Transfer(const TransferArgs& args);
 void Invalidate(const InvalidateArgs& args);
 void Reset(const ResetArgs& args);
 void Place(const PlaceArgs& args);
+void BeginBatch(const BatchArgs& args);
+void PlanCommits(const BatchArgs& args);
+void EndBatch(const BatchArgs& args);
 
 }  // namespace stoker::kernels::cpu

@@ -14,16 +14,26 @@
 #include "kernels/cuda/device_health.h"
 #include "kernels/cuda/device_uuid.h"
 #include "kernels/cuda/handles.h"
+#include "kernels/cuda/ipc_memory.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/pool_memory.h"
+#include "kernels/cuda/prepare_device.h"
 #include "kernels/cuda/slabs.h"
 
 namespace stoker::kernels::cuda {
 namespace {
 
-constexpr int kMinCapability = 8;
 // Of the device's memory: what sessions that have ended may leave for those that come, of each kind.
 constexpr size_t kKeptShare = 8;
+
+// For streams that wait. Read when the driver starts; what the environment says goes first.
+void SetUpDriver() {
+  // A kernel that is loaded at its first launch waits for all streams: see PrepareKernels.
+  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  // Under MPS a process has 2 connections, and the second stream that waits stops all others. 32, the most there can
+  // be, carried 16 waiting streams (measured), not 24.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+}
 
 class DeviceBuffer final : public Buffer {
  public:
@@ -51,19 +61,34 @@ class PinnedBuffer final : public Buffer {
   const size_t bytes_;
 };
 
+bool IsMpsEnabled(int device) {
+  int enabled = 0;
+  if (cudaDeviceGetAttribute(&enabled, cudaDevAttrMpsEnabled, device) == cudaSuccess) return enabled != 0;
+  cudaGetLastError();  // a driver that does not know the attribute
+  return false;
+}
+
 class CudaBackend final : public Backend {
  public:
   CudaBackend(int device, std::string uuid, const DeviceLimits& limits, size_t memory_bytes)
       : device_(device),
         uuid_(std::move(uuid)),
         limits_(limits),
+        mps_(IsMpsEnabled(device)),
         health_(uuid_),
         shared_(device, /*exported=*/true, memory_bytes / kKeptShare),
         private_(device, /*exported=*/false, memory_bytes / kKeptShare),
+        client_memory_(device, uuid_, LoadIpcDriver()),
         completions_(device, &health_) {}
 
   std::string_view device() const override { return uuid_; }
   bool reaches_pageable_memory() const override { return false; }
+  std::string_view no_doorbells() const override {
+    return mps_ ? ""
+                : "MPS does not run, and without it a kernel that waits for a doorbell holds whole time slices of the "
+                  "GPU";
+  }
+  bool shares_contexts() const override { return mps_; }
 
   absl::StatusOr<std::unique_ptr<Buffer>> AllocatePool(size_t bytes, const PoolOptions& options) override {
     const CurrentDevice current(device_);
@@ -83,6 +108,11 @@ class CudaBackend final : public Backend {
     if (!memory.ok()) return memory.status();
     std::memset(memory->get(), 0, bytes);
     return std::make_unique<PinnedBuffer>(*std::move(memory), bytes);
+  }
+
+  absl::StatusOr<std::unique_ptr<Buffer>> MapClientMemory(const ClientMemory& memory) override {
+    const CurrentDevice current(device_);
+    return client_memory_.Open(memory);
   }
 
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override {
@@ -111,20 +141,21 @@ class CudaBackend final : public Backend {
   const int device_;
   const std::string uuid_;
   const DeviceLimits limits_;
+  const bool mps_;
   const std::shared_ptr<const PoolDriver> pool_driver_ = LoadPoolDriver();
   cpu::MemoryBank bank_;
   DeviceHealth health_;
   PinnedSlabs staging_;
   DeviceSlabs shared_;
   DeviceSlabs private_;
+  IpcMemory client_memory_;
   Completions completions_;  // last: what it calls uses the rest
 };
 
 }  // namespace
 
 absl::StatusOr<std::vector<DeviceInfo>> ListDevices() {
-  // Kernels must be loaded before any stream can wait: see PrepareKernels. Read when the driver starts.
-  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  SetUpDriver();
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
     cudaGetLastError();
@@ -145,45 +176,10 @@ absl::StatusOr<std::vector<DeviceInfo>> ListDevices() {
 }
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(int ordinal) {
-  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-  int count = 0;
-  cudaError_t error = cudaGetDeviceCount(&count);
-  if (error != cudaSuccess || ordinal < 0 || ordinal >= count) {
-    cudaGetLastError();
-    return absl::NotFoundError(
-        absl::StrCat("device: cuda:", ordinal, " given, ", error == cudaSuccess ? count : 0, " GPUs found",
-                     error == cudaSuccess ? "" : absl::StrCat(" (", cudaGetErrorString(error), ")")));
-  }
-  cudaDeviceProp properties{};
-  error = cudaGetDeviceProperties(&properties, ordinal);
-  if (error != cudaSuccess) return ToStatus(error, absl::StrCat("device: cuda:", ordinal));
-  if (properties.major < kMinCapability) {
-    return absl::FailedPreconditionError(absl::StrCat("device: cuda:", ordinal, " has compute capability ",
-                                                      properties.major, ".", properties.minor, ", limit ",
-                                                      kMinCapability, ".0"));
-  }
-  const CurrentDevice current(ordinal);
-  // Pool memory has one address for all GPUs and for the host.
-  int same_address = 0;
-  error = cudaDeviceGetAttribute(&same_address, cudaDevAttrCanUseHostPointerForRegisteredMem, ordinal);
-  if (error != cudaSuccess) return ToStatus(error, absl::StrCat("device: cuda:", ordinal));
-  if (!properties.unifiedAddressing || same_address == 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("device: cuda:", ordinal, " cannot use registered host memory at its host address"));
-  }
-  DeviceLimits limits;
-  limits.multiprocessors = properties.multiProcessorCount;
-  limits.max_shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);
-  limits.clusters = properties.major >= 9;
-  // Blocks have some static shared memory beside what they ask for.
-  constexpr int kStaticSharedBytes = 1024;
-  limits.max_shared_bytes -= kStaticSharedBytes;
-  error = PrepareKernels(limits);
-  if (error != cudaSuccess) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("device: cuda:", ordinal, ": the kernels cannot be loaded: ", cudaGetErrorString(error)));
-  }
-  return std::make_unique<CudaBackend>(ordinal, UuidOf(properties), limits, properties.totalGlobalMem);
+  SetUpDriver();
+  const absl::StatusOr<PreparedDevice> device = PrepareDevice(ordinal);
+  if (!device.ok()) return device.status();
+  return std::make_unique<CudaBackend>(ordinal, device->uuid, device->limits, device->memory_bytes);
 }
 
 }  // namespace stoker::kernels::cuda

@@ -27,6 +27,23 @@ class CudaEvent final : public Event {
   const EventHandle event_;
 };
 
+class CudaProgram final : public Program {
+ public:
+  CudaProgram(int device, DeviceHealth* health, cudaStream_t stream, GraphExecHandle exec)
+      : device_(device), health_(health), stream_(stream), exec_(std::move(exec)) {}
+
+  absl::Status Enqueue() override {
+    const CurrentDevice current(device_);
+    return health_->Check(cudaGraphLaunch(exec_.get(), stream_), "a program cannot be enqueued");
+  }
+
+ private:
+  const int device_;
+  DeviceHealth* const health_;
+  const cudaStream_t stream_;
+  const GraphExecHandle exec_;
+};
+
 // Whether the device, and an asynchronous copy, can use the address as it is.
 bool IsPinnedOrDevice(const void* address) {
   cudaPointerAttributes attributes{};
@@ -44,10 +61,19 @@ absl::StatusOr<std::unique_ptr<Stream>> CudaStream::Create(int device, const Dev
   const CurrentDevice current(device);
   absl::StatusOr<StreamHandle> stream = MakeStream();
   if (!stream.ok()) return stream.status();
-  return std::unique_ptr<Stream>(new CudaStream(device, limits, shared, *std::move(stream)));
+  return std::unique_ptr<Stream>(new CudaStream(device, limits, shared, *std::move(stream), nullptr));
+}
+
+std::unique_ptr<Stream> CudaStream::Wrap(int device, const DeviceLimits& limits, const DeviceShared& shared,
+                                         cudaStream_t stream, std::shared_ptr<const void> alone) {
+  return std::unique_ptr<Stream>(new CudaStream(device, limits, shared, StreamHandle(stream), std::move(alone)));
 }
 
 CudaStream::~CudaStream() {
+  if (wrapped()) {
+    stream_.Release();  // no memory is staged, so that nothing of ours is under way
+    return;
+  }
   const CurrentDevice current(device_);
   // Whatever was enqueued behind the last Notify, too.
   ReportLoss(cudaStreamSynchronize(stream_.get()), "a stream ends with an error");
@@ -149,8 +175,13 @@ void CudaStream::Timestamp(uint64_t* ns) {
 absl::Status CudaStream::Copy(void* dst, const void* src, size_t bytes) {
   if (bytes == 0) return absl::OkStatus();
   const CurrentDevice current(device_);
+  if (wrapped()) return CopyPiece(dst, src, bytes, false, false);
   const bool stage_source = !IsPinnedOrDevice(src);
   const bool stage_target = !IsPinnedOrDevice(dst);
+  if (captures_ && (stage_source || stage_target)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("copy.", stage_source ? "src" : "dst", ": is pageable memory, which a program cannot copy"));
+  }
   if (!stage_source && !stage_target) return CopyPiece(dst, src, bytes, false, false);
   for (size_t begin = 0; begin < bytes; begin += PinnedSlabs::kSlabBytes) {
     const size_t piece = std::min(PinnedSlabs::kSlabBytes, bytes - begin);
@@ -181,6 +212,15 @@ absl::Status CudaStream::CopyPiece(void* dst, const void* src, size_t bytes, boo
   }
   return Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_.get()), "a copy cannot be enqueued");
 }
+
+template <typename T>
+absl::Status CudaStream::WriteWord(T* target, T value) {
+  if (target == nullptr) return absl::InvalidArgumentError("write.target: is null");
+  const CurrentDevice current(device_);
+  return Check(LaunchWrite(target, value, stream_.get()), "a kernel cannot be launched");
+}
+template absl::Status CudaStream::WriteWord(uint64_t* target, uint64_t value);
+template absl::Status CudaStream::WriteWord(int32_t* target, int32_t value);
 
 template <typename Args, typename Launch>
 absl::Status CudaStream::Enqueue(const Args& args, Launch launch) {
@@ -221,6 +261,56 @@ absl::Status CudaStream::Reset(const ResetArgs& args) {
 
 absl::Status CudaStream::Place(const PlaceArgs& args) {
   return Enqueue(args, [&] { return LaunchPlace(args, stream_.get()); });
+}
+
+absl::Status CudaStream::AwaitDoorbell(const AwaitDoorbellArgs& args) {
+  return Enqueue(args, [&] { return LaunchAwaitDoorbell(args, stream_.get()); });
+}
+
+absl::Status CudaStream::RingDoorbell(const RingDoorbellArgs& args) {
+  return Enqueue(args, [&] { return LaunchRingDoorbell(args, stream_.get()); });
+}
+
+absl::Status CudaStream::AwaitQuiet(const AwaitQuietArgs& args) {
+  return Enqueue(args, [&] { return LaunchAwaitQuiet(args, stream_.get()); });
+}
+
+absl::Status CudaStream::BeginBatch(const BatchArgs& args) {
+  return Enqueue(args, [&] { return LaunchBeginBatch(args, stream_.get()); });
+}
+
+absl::Status CudaStream::PlanCommits(const BatchArgs& args) {
+  return Enqueue(args, [&] { return LaunchPlanCommits(args, stream_.get()); });
+}
+
+absl::Status CudaStream::EndBatch(const BatchArgs& args) {
+  return Enqueue(args, [&] { return LaunchEndBatch(args, stream_.get()); });
+}
+
+absl::StatusOr<std::unique_ptr<Program>> CudaStream::MakeProgram(std::function<absl::Status(Stream&)> body) {
+  if (body == nullptr) return absl::InvalidArgumentError("program.body: is null");
+  const CurrentDevice current(device_);
+  // Of this thread alone: other threads go on with calls that a capture does not allow, on other streams.
+  absl::Status status =
+      Check(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "a program cannot be recorded");
+  if (!status.ok()) return status;
+  captures_ = true;
+  status = body(*this);
+  captures_ = false;
+  cudaGraph_t captured = nullptr;
+  const cudaError_t recorded = cudaStreamEndCapture(stream_.get(), &captured);
+  const GraphHandle graph(captured);
+  if (recorded != cudaSuccess) cudaGetLastError();  // told here: the next launch of this thread must not find it
+  if (!status.ok()) return status;
+  if (recorded != cudaSuccess) return Check(recorded, "a program cannot be recorded");
+  cudaGraphExec_t instantiated = nullptr;
+  cudaError_t error = cudaGraphInstantiate(&instantiated, graph.get(), 0);
+  if (error != cudaSuccess) return Check(error, "a program cannot be made");
+  GraphExecHandle exec(instantiated);
+  // Now, and not within the first Enqueue, when streams may wait.
+  error = cudaGraphUpload(exec.get(), stream_.get());
+  if (error != cudaSuccess) return Check(error, "a program cannot be made");
+  return std::make_unique<CudaProgram>(device_, shared_.health, stream_.get(), std::move(exec));
 }
 
 }  // namespace stoker::kernels::cuda

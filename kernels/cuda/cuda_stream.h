@@ -2,14 +2,15 @@
 //
 // cudaMemcpyAsync from or to pageable host memory makes the caller wait. So bytes from such memory are copied into
 // pinned memory at once and go on from there, and bytes to such memory go to pinned memory and from there to their
-// target when the next Notify completes, before its callback. Pinned memory is lent by the backend: to allocate or free
-// it could wait for other streams' work.
+// target when the next Notify completes, before its callback. A program has no such copies. Pinned memory is lent by
+// the backend: to allocate or free it could wait for other streams' work.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -33,6 +34,9 @@ class CudaStream final : public Stream {
  public:
   static absl::StatusOr<std::unique_ptr<Stream>> Create(int device, const DeviceLimits& limits,
                                                         const DeviceShared& shared);
+  // A stream that stays its owner's, see wrapped_stream.h. `alone` holds what `shared` points to.
+  static std::unique_ptr<Stream> Wrap(int device, const DeviceLimits& limits, const DeviceShared& shared,
+                                      cudaStream_t stream, std::shared_ptr<const void> alone);
   ~CudaStream() override;
 
   void Notify(absl::AnyInvocable<void(absl::Status) &&> done) override;
@@ -40,6 +44,8 @@ class CudaStream final : public Stream {
   void Wait(std::shared_ptr<Event> event) override;
   void Timestamp(uint64_t* ns) override;
   absl::Status Copy(void* dst, const void* src, size_t bytes) override;
+  absl::Status Write(uint64_t* target, uint64_t value) override { return WriteWord(target, value); }
+  absl::Status Write(int32_t* target, int32_t value) override { return WriteWord(target, value); }
   absl::Status Resolve(const ResolveArgs& args) override;
   absl::Status ResolveGather(const ResolveArgs& args, const GatherCompactArgs& gather) override;
   absl::Status Gather(const GatherCompactArgs& args) override;
@@ -48,6 +54,14 @@ class CudaStream final : public Stream {
   absl::Status Invalidate(const InvalidateArgs& args) override;
   absl::Status Reset(const ResetArgs& args) override;
   absl::Status Place(const PlaceArgs& args) override;
+  absl::Status AwaitDoorbell(const AwaitDoorbellArgs& args) override;
+  absl::Status RingDoorbell(const RingDoorbellArgs& args) override;
+  absl::Status AwaitQuiet(const AwaitQuietArgs& args) override;
+  absl::Status BeginBatch(const BatchArgs& args) override;
+  absl::Status PlanCommits(const BatchArgs& args) override;
+  absl::Status EndBatch(const BatchArgs& args) override;
+  // A CUDA graph, of which `body` is the capture.
+  absl::StatusOr<std::unique_ptr<Program>> MakeProgram(std::function<absl::Status(Stream&)> body) override;
 
   cudaStream_t get() const { return stream_.get(); }
 
@@ -74,23 +88,30 @@ class CudaStream final : public Stream {
     absl::Status error;
   };
 
-  CudaStream(int device, const DeviceLimits& limits, const DeviceShared& shared, StreamHandle stream)
-      : device_(device), limits_(limits), shared_(shared), stream_(std::move(stream)) {}
+  CudaStream(int device, const DeviceLimits& limits, const DeviceShared& shared, StreamHandle stream,
+             std::shared_ptr<const void> alone)
+      : alone_(std::move(alone)), device_(device), limits_(limits), shared_(shared), stream_(std::move(stream)) {}
 
   absl::Status Check(cudaError_t error, absl::string_view what) { return shared_.health->Check(error, what); }
   // Pinned memory, at most a slab of it, that stays until the next Notify has completed.
   absl::StatusOr<void*> Stage(size_t bytes);
   absl::Status CopyPiece(void* dst, const void* src, size_t bytes, bool stage_source, bool stage_target);
+  template <typename T>
+  absl::Status WriteWord(T* target, T value);
   // Checks the arguments, makes the device current and launches.
   template <typename Args, typename Launch>
   absl::Status Enqueue(const Args& args, Launch launch);
 
+  bool wrapped() const { return alone_ != nullptr; }
+
+  const std::shared_ptr<const void> alone_;  // of a wrapped stream; first, so that it goes last
   const int device_;
   const DeviceLimits limits_;
   const DeviceShared shared_;
   StreamHandle stream_;
   Batch batch_;
   std::vector<std::shared_ptr<Slab>> slabs_;
+  bool captures_ = false;  // a program's body runs
 };
 
 }  // namespace stoker::kernels::cuda

@@ -5,7 +5,11 @@
 
 #include <string>
 
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
 
 namespace stoker::kernels::cuda {
 
@@ -18,6 +22,22 @@ inline std::string UuidOf(const cudaDeviceProp& properties) {
     absl::StrAppendFormat(&uuid, "%02x", bytes[i]);
   }
   return uuid;
+}
+
+// The ordinal of the GPU with that UUID. NOT_FOUND: this process does not see it.
+inline absl::StatusOr<int> FindDevice(absl::string_view uuid) {
+  int count = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
+    cudaGetLastError();
+    return absl::NotFoundError(absl::StrCat("this process sees no GPU: ", cudaGetErrorString(error)));
+  }
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    cudaDeviceProp properties{};
+    if (cudaGetDeviceProperties(&properties, ordinal) != cudaSuccess) continue;
+    if (absl::EqualsIgnoreCase(UuidOf(properties), uuid)) return ordinal;
+  }
+  return absl::NotFoundError(
+      absl::StrCat(uuid, " is not among the ", count, " GPUs that this process sees (CUDA_VISIBLE_DEVICES)"));
 }
 
 }  // namespace stoker::kernels::cuda

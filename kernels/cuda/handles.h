@@ -55,6 +55,8 @@ class Handle {
   }
 
   T get() const { return handle_; }
+  // Somebody else gives it back.
+  T Release() { return std::exchange(handle_, nullptr); }
 
  private:
   void Reset() {
@@ -67,6 +69,8 @@ class Handle {
 
 using StreamHandle = Handle<cudaStream_t, cudaStreamDestroy>;
 using EventHandle = Handle<cudaEvent_t, cudaEventDestroy>;
+using GraphHandle = Handle<cudaGraph_t, cudaGraphDestroy>;
+using GraphExecHandle = Handle<cudaGraphExec_t, cudaGraphExecDestroy>;
 using DeviceMemory = Handle<void*, cudaFree>;
 using PinnedMemory = Handle<void*, cudaFreeHost>;
 

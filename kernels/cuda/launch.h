@@ -8,6 +8,7 @@
 
 #include "kernels/gather.h"
 #include "kernels/invalidate.h"
+#include "kernels/plane.h"
 #include "kernels/resolve.h"
 #include "kernels/transfer.h"
 
@@ -34,6 +35,15 @@ cudaError_t LaunchTransfer(const TransferArgs& args, const DeviceLimits& limits,
 cudaError_t LaunchInvalidate(const InvalidateArgs& args, cudaStream_t stream);
 cudaError_t LaunchReset(const ResetArgs& args, cudaStream_t stream);
 cudaError_t LaunchPlace(const PlaceArgs& args, cudaStream_t stream);
+// In plain stream order: they begin when all work before them has ended, and let nothing begin before they have.
+cudaError_t LaunchAwaitDoorbell(const AwaitDoorbellArgs& args, cudaStream_t stream);
+cudaError_t LaunchRingDoorbell(const RingDoorbellArgs& args, cudaStream_t stream);
+cudaError_t LaunchAwaitQuiet(const AwaitQuietArgs& args, cudaStream_t stream);
+cudaError_t LaunchBeginBatch(const BatchArgs& args, cudaStream_t stream);
+cudaError_t LaunchPlanCommits(const BatchArgs& args, cudaStream_t stream);
+cudaError_t LaunchEndBatch(const BatchArgs& args, cudaStream_t stream);
+cudaError_t LaunchWrite(uint64_t* target, uint64_t value, cudaStream_t stream);
+cudaError_t LaunchWrite(int32_t* target, int32_t value, cudaStream_t stream);
 cudaError_t LaunchTimestamp(uint64_t* ns, cudaStream_t stream);
 
 }  // namespace stoker::kernels::cuda

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,8 +18,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "server/core/ids.h"
 #include "server/core/pool.h"
+#include "server/core/sequence_word.h"
+#include "server/core/tensor.h"
 
 namespace stoker::core {
 
@@ -30,7 +35,8 @@ inline constexpr int kOutcomeCount = 6;
 struct SessionSpec {
   std::string pool;
   std::string name;
-  std::string device;  // one of Engine::devices; empty: the first
+  std::string device;   // one of Engine::devices; empty: the first
+  bool direct = false;  // on the direct plane
   int64_t state_rows = 0;
   int64_t hot_rows = 0;
   int64_t max_top_k = 0;
@@ -51,10 +57,22 @@ struct ArenaTensor {
   std::string element;
 };
 
+// Where the client of a session on the direct plane finds the pool, in the memory that is behind the pool's
+// descriptors.
+struct DirectLayout {
+  std::vector<uint64_t> part_bytes;  // of each descriptor: their memory lies side by side
+  bool cuda = false;                 // to be imported with cuMemImportFromShareableHandle, else files
+  uint64_t layer_stride_bytes = 0;
+  uint64_t words_offset_bytes = 0;
+  uint64_t words = 0;
+  uint64_t result_offset_bytes = 0;  // kernels::PlaneResult
+};
+
 struct ArenaLayout {
   uint64_t size_bytes = 0;
   std::string ipc_handle;       // cudaIpcMemHandle_t of the arena; empty where it has none
   bool has_descriptor = false;  // SessionStorage::arena_descriptor is one
+  std::optional<DirectLayout> direct;
   std::vector<ArenaTensor> tensors;
   int32_t region_rows = 0;
   int32_t newest_row = 0;
@@ -109,6 +127,13 @@ struct RowsWork {
   int64_t staging_offset = -1;         // the staging area
 };
 
+// Whole rows of all layers between the pool and tensors that together have all of its parts.
+struct TensorWork {
+  std::vector<int32_t> pool_rows;
+  std::vector<int32_t> tensor_rows;
+  std::vector<const Tensor*> tensors;
+};
+
 // Rows of listed layers to host memory, [layer][row][bytes]; memory of the session's bounce(), where it has one.
 struct ReadWork {
   std::vector<int32_t> layers;
@@ -146,19 +171,49 @@ class Bounce {
   virtual void Post(absl::AnyInvocable<void() &&> copy) = 0;
 };
 
+// Why the server plane of a session has ended. Values are those of PlaneEnd in sessions.proto.
+enum class PlaneEnd : uint8_t { kRunning = 0, kDisarmed = 1, kTimedOut = 2, kBadStep = 3 };
+
+// What a server plane has done since it was armed.
+struct PlaneSample {
+  uint64_t steps = 0;
+  uint64_t lookups[kOutcomeCount] = {};
+  uint64_t committed_rows = 0;
+  DeviceTotals totals;
+  // Of the step that was finished last: from its first doorbell to its end.
+  uint64_t step_ns = 0;
+};
+
+struct PlaneSetup {
+  SessionId session;
+  int32_t top_k = 0;
+  absl::Duration doorbell_timeout;
+  // After each step, one call at a time, from a thread of the backend. Must not block.
+  std::function<void(const PlaneSample&)> stepped;
+  // Once, likewise, when nothing of the plane runs any more. The status is the device's.
+  absl::AnyInvocable<void(PlaneEnd, absl::Status) &&> ended;
+};
+
 class SessionStorage {
  public:
-  // Waits for the session's work, then frees its memory.
+  // Waits for the session's work, then frees its memory. The server plane has ended.
   virtual ~SessionStorage() = default;
 
   virtual const ArenaLayout& arena() const = 0;
   // Descriptor of the arena's memory, or -1. Owned by the storage.
   virtual int arena_descriptor() const = 0;
+  // Of a session on the direct plane: descriptors of the pool's memory, owned by the pool.
+  virtual absl::Span<const int> pool_descriptors() const = 0;
+  // Likewise: what its steps have done. Any thread; the numbers are the engine's.
+  virtual PlaneSample DirectSample() const = 0;
+  // Likewise: no step that begins from now on finds a sequence. The next Notify waits for a step that is in flight, not
+  // longer than `limit`, and not at all where the engine is gone.
+  virtual absl::Status EndDirect(bool engine_gone, absl::Duration limit) = 0;
   // Null where the device reaches all host memory. Outlives the storage.
   virtual Bounce* bounce() const = 0;
 
-  // Gives a state row its block table. The state row is empty.
-  virtual absl::Status Open(int32_t state_row, absl::Span<const int32_t> table) = 0;
+  // Gives a state row its sequence and block table. The state row is empty.
+  virtual absl::Status Open(int32_t state_row, SequenceId id, absl::Span<const int32_t> table) = 0;
   // Changes entries of it. `replaced`, empty or as long as `updates`, are the blocks that were there.
   virtual absl::Status UpdateTable(int32_t state_row, absl::Span<const TableUpdate> updates,
                                    absl::Span<const BlockRef> replaced) = 0;
@@ -168,6 +223,8 @@ class SessionStorage {
 
   virtual absl::Status Store(const RowsWork& work) = 0;
   virtual absl::Status Load(const RowsWork& work) = 0;
+  virtual absl::Status StoreTensors(const TensorWork& work) = 0;
+  virtual absl::Status LoadTensors(const TensorWork& work) = 0;
   // Rows pool_rows[i] of the pool to slots first_position + i of the state row, in all groups.
   virtual absl::Status LoadHot(int32_t state_row, int32_t first_position, const RowsWork& work) = 0;
   virtual absl::Status Step(StepWork& work) = 0;
@@ -177,6 +234,13 @@ class SessionStorage {
   virtual absl::Status Invalidate(const InvalidateWork& work) = 0;
   virtual absl::Status Read(const ReadWork& work) = 0;
 
+  // Starts the server plane: from the next Notify on, steps are started by doorbells. Meanwhile Step, Gather and Commit
+  // are not called; everything else may be, and what it changes is seen by steps that begin later. An earlier plane has
+  // ended.
+  virtual absl::Status Arm(PlaneSetup setup) = 0;
+  // Lets the plane, if there is one, end: `ended` is called soon, never inside this call.
+  virtual void Disarm() = 0;
+
   // Calls `done` when all work enqueued before is done, with its first error. `done` must not block.
   virtual void Notify(absl::AnyInvocable<void(absl::Status) &&> done) = 0;
   // See kernels::Stream::Hold: work that is enqueued from now on waits for the call of the returned function, which may
@@ -184,10 +248,21 @@ class SessionStorage {
   virtual absl::AnyInvocable<void() &&> Hold() = 0;
 };
 
+// Where memory of an engine is to be had: by the bytes of a cudaIpcMemHandle_t, or by the descriptor of a file.
+struct ClientMemorySource {
+  std::string ipc_handle;
+  int descriptor = -1;
+  // The part of it that is wanted.
+  uint64_t offset_bytes = 0;
+  uint64_t size_bytes = 0;
+};
+
 class PoolStorage {
  public:
   virtual ~PoolStorage() = default;
   virtual int64_t bytes() const = 0;
+  // For Pool::UseWords.
+  virtual absl::Span<SequenceWord> sequence_words() = 0;
 };
 
 // What the making of a pool's memory is at. In a phase done_bytes grow from 0 to total_bytes.
@@ -213,6 +288,12 @@ class Engine {
   virtual ~Engine() = default;
   // "cpu", or UUIDs of GPUs. At least one.
   virtual const std::vector<std::string>& devices() const = 0;
+  // Whether kernels of the daemon and of engines run side by side on every GPU (MPS). False where there is none.
+  virtual bool MpsEnabled() const = 0;
+  // Why sessions on the device can have no server plane; empty where they can.
+  virtual std::string NoServerPlane(absl::string_view device) const = 0;
+  // Likewise the direct plane, on this pool.
+  virtual std::string NoDirectPlane(absl::string_view device, const PoolStorage& pool) const = 0;
   // Bytes that CreatePool and CreateSession would take.
   virtual absl::StatusOr<int64_t> PoolBytes(const PoolSpec& spec) const = 0;
   virtual absl::StatusOr<int64_t> SessionBytes(const PoolSpec& pool, const SessionSpec& spec) const = 0;
@@ -222,6 +303,10 @@ class Engine {
   // On spec.device, which is one of devices(). `pool` must outlive the session.
   virtual absl::StatusOr<std::unique_ptr<SessionStorage>> CreateSession(const PoolSpec& pool_spec, PoolStorage& pool,
                                                                         const SessionSpec& spec) = 0;
+  // Memory of an engine, for sessions on that device. May take a system call's time. The statuses of RegisterTensor in
+  // sessions.proto.
+  virtual absl::StatusOr<std::unique_ptr<ClientMemory>> MapClientMemory(const std::string& device,
+                                                                        const ClientMemorySource& source) = 0;
 };
 
 }  // namespace stoker::core

@@ -48,6 +48,20 @@ struct SessionId {
   }
 };
 
+// A registered tensor: the session's id in the upper half, which of its tensors in the lower. Never reused. 0 is none.
+struct TensorId {
+  uint64_t value = 0;
+
+  static TensorId Make(SessionId session, uint32_t number) { return {session.value << 32 | number}; }
+  uint32_t session() const { return static_cast<uint32_t>(value >> 32); }
+  uint32_t number() const { return static_cast<uint32_t>(value); }
+  friend bool operator==(const TensorId&, const TensorId&) = default;
+  template <typename H>
+  friend H AbslHashValue(H h, TensorId id) {
+    return H::combine(std::move(h), id.value);
+  }
+};
+
 // Content hash of a prefix, made by the engine: it stands for the prefix block's rows and everything before them.
 struct PrefixHash {
   static constexpr int kBytes = 16;

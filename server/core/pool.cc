@@ -78,7 +78,11 @@ absl::StatusOr<Admission> Pool::Admit(SessionId session, const SequenceLimits& l
   if (status = CheckHashes(spec_, params); !status.ok()) return status;
 
   absl::MutexLock lock(&s.mutex);
-  if (Sequence* open = s.sequences.FindKey(params.key)) return s.Join(session, limits, params, *open);
+  if (Sequence* open = s.sequences.FindKey(params.key)) {
+    s.TakeIn(*open);
+    return s.Join(session, limits, params, *open);
+  }
+  if (status = s.CheckSequences(); !status.ok()) return status;
 
   const int64_t blocks = s.BlocksFor(params.max_rows);
   if (status = s.CheckQuota(session, limits, blocks); !status.ok()) return status;
@@ -108,7 +112,7 @@ absl::StatusOr<Admission> Pool::Admit(SessionId session, const SequenceLimits& l
   // Everything that was matched is held before anything is evicted.
   for (const int32_t block : match.blocks) s.allocator.Hold(block);
   for (const int32_t entry : match.entries) s.index.Hold(entry);
-  Sequence& sequence = s.sequences.Create(params.key);
+  Sequence& sequence = s.Create(params.key);
   if (match.partial_entry != PrefixIndex::kNone) {
     s.index.Touch(match.partial_entry);
     s.BeginCopy(sequence, match.copy_source, match.rows - match.copy_rows, session);
@@ -124,6 +128,7 @@ absl::StatusOr<Admission> Pool::Admit(SessionId session, const SequenceLimits& l
   s.TakeBlocks(blocks - shared, shared > 0 ? sequence.table.back() : -1, &sequence.table);
   s.Expect(sequence);
   s.sequences.Open(sequence, session);
+  s.Tell(sequence, /*anew=*/true);
   s.counters.prefix_hit_rows.fetch_add(match.rows, std::memory_order_relaxed);
   s.counters.prefix_miss_rows.fetch_add(params.prompt_rows - match.rows, std::memory_order_relaxed);
   s.SyncCounters();
@@ -140,7 +145,7 @@ absl::StatusOr<WritePlan> Pool::Extend(SessionId session, const SequenceLimits& 
   State& s = *state_;
   absl::MutexLock lock(&s.mutex);
   Sequence* sequence;
-  if (absl::Status status = s.sequences.FindOpen(session, id, &sequence); !status.ok()) return status;
+  if (absl::Status status = s.FindOpen(session, id, &sequence); !status.ok()) return status;
   absl::Status status = CheckMaxRows(max_rows, sequence->max_rows, "the present max_rows", limits.max_rows);
   if (!status.ok()) return status;
   const int64_t present = sequence->blocks();
@@ -150,6 +155,7 @@ absl::StatusOr<WritePlan> Pool::Extend(SessionId session, const SequenceLimits& 
 
   WritePlan plan;
   sequence->max_rows = max_rows;
+  s.Tell(*sequence);
   if (added == 0) return plan;
   s.sequences.Grow(*sequence, added);
   s.TakeBlocks(added, sequence->table.back(), &sequence->table);
@@ -171,7 +177,7 @@ absl::StatusOr<Admission> Pool::Fork(SessionId session, const SequenceLimits& li
 
   absl::MutexLock lock(&s.mutex);
   Sequence* from;
-  if (status = s.sequences.FindOpen(session, source, &from); !status.ok()) return status;
+  if (status = s.FindOpen(session, source, &from); !status.ok()) return status;
   const int64_t stored = from->VisibleRows(SessionId{});
   if (rows > stored) {
     return absl::FailedPreconditionError(
@@ -181,6 +187,7 @@ absl::StatusOr<Admission> Pool::Fork(SessionId session, const SequenceLimits& li
     return absl::FailedPreconditionError(
         absl::StrCat("sequence_key ", std::string(key), " is open already; a fork takes a new one"));
   }
+  if (status = s.CheckSequences(); !status.ok()) return status;
   Admission admission;
   // Even of the writer: others could open the fork by its key.
   if (s.AwaitCopies(SessionId{}, *from, std::move(on_copied), &admission)) return admission;
@@ -192,7 +199,7 @@ absl::StatusOr<Admission> Pool::Fork(SessionId session, const SequenceLimits& li
     return status;
   }
 
-  Sequence& fork = s.sequences.Create(key);
+  Sequence& fork = s.Create(key);
   fork.prompt_rows = fork.stored_rows = fork.written_rows = fork.sealed_rows = rows;
   fork.matched_rows = rows;
   fork.admitted_max_rows = fork.max_rows = max_rows;
@@ -210,6 +217,7 @@ absl::StatusOr<Admission> Pool::Fork(SessionId session, const SequenceLimits& li
   if (copy_rows > 0) s.BeginCopy(fork, from->table[whole], rows - copy_rows, session);
   s.TakeBlocks(blocks - whole, from->table[std::max<int64_t>(whole - 1, 0)], &fork.table);
   s.sequences.Open(fork, session);
+  s.Tell(fork, /*anew=*/true);
   s.SyncCounters();
   admission = Admitted(fork, session);
   if (copy_rows > 0) {
@@ -221,7 +229,10 @@ absl::StatusOr<Admission> Pool::Fork(SessionId session, const SequenceLimits& li
 void Pool::FinishCopies(SequenceId id) {
   State& s = *state_;
   absl::MutexLock lock(&s.mutex);
-  if (Sequence* sequence = s.sequences.Find(id)) s.EndCopy(*sequence);
+  if (Sequence* sequence = s.Find(id)) {
+    s.EndCopy(*sequence);
+    s.Tell(*sequence);
+  }
   s.SyncCounters();
 }
 
@@ -231,14 +242,16 @@ absl::Status Pool::Close(SessionId session, SequenceId id, bool retain, absl::Ti
   {
     absl::MutexLock lock(&s.mutex);
     Sequence* sequence;
-    if (absl::Status status = s.sequences.FindOpen(session, id, &sequence); !status.ok()) return status;
-    if (sequence->copy.has_value() && sequence->copy->session == session) {
+    if (absl::Status status = s.FindOpen(session, id, &sequence); !status.ok()) return status;
+    const bool gives_up_copy = sequence->copy.has_value() && sequence->copy->session == session;
+    if (gives_up_copy) {
       sequence->stored_rows = std::min(sequence->stored_rows, sequence->copy->first_row);
       s.EndCopy(*sequence);
     }
     const bool was_writer = sequence->writer == session;
     s.sequences.Close(*sequence, session);
     if (was_writer) sequence->written_rows = sequence->stored_rows;
+    s.Tell(*sequence, /*anew=*/gives_up_copy);
     if (sequence->sessions.empty()) {
       if (retain && !sequence->key.empty()) {
         s.StopExpecting(*sequence);
@@ -260,6 +273,10 @@ int64_t Pool::Sweep(absl::Time now) {
   int64_t freed = 0;
   {
     absl::MutexLock lock(&s.mutex);
+    // Somebody may be waiting for prompt rows that a plane has appended.
+    if (!s.waiting.empty()) {
+      for (const SequenceId id : s.sequences.ids()) s.Find(id);
+    }
     while (Sequence* sequence = s.sequences.Expired(now)) {
       s.Free(*sequence);
       ++freed;
@@ -280,6 +297,7 @@ absl::StatusOr<SequenceSnapshot> Pool::Snapshot(SequenceId id) const {
   absl::MutexLock lock(&state_->mutex);
   Sequence* sequence;
   if (absl::Status status = state_->sequences.Find(id, &sequence); !status.ok()) return status;
+  state_->TakeIn(*sequence);
   return TakeSnapshot(*sequence);
 }
 
@@ -289,7 +307,7 @@ std::vector<SequenceSnapshot> Pool::List(SequenceId after, int64_t limit, bool* 
   std::vector<SequenceSnapshot> snapshots;
   auto id = ids.upper_bound(after);
   for (; id != ids.end() && static_cast<int64_t>(snapshots.size()) < limit; ++id) {
-    snapshots.push_back(TakeSnapshot(*state_->sequences.Find(*id)));
+    snapshots.push_back(TakeSnapshot(*state_->Find(*id)));
   }
   *more = id != ids.end();
   return snapshots;
@@ -394,6 +412,7 @@ absl::StatusOr<Admission> Pool::State::Join(SessionId session, const SequenceLim
   Admission admission;
   if (AwaitCopies(session, sequence, std::move(params.on_copied), &admission)) return admission;
   sequences.Open(sequence, session);
+  Tell(sequence);
   Expect(sequence);
   admission = Admitted(sequence, session);
   admission.stored_rows = sequence.VisibleRows(SessionId{});

@@ -33,6 +33,7 @@
 #include "absl/types/span.h"
 #include "server/core/ids.h"
 #include "server/core/pool_spec.h"
+#include "server/core/sequence_word.h"
 
 namespace stoker::core {
 
@@ -150,6 +151,13 @@ class Pool {
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
+
+  // Open and retained sequences that a pool can have at one time: 8 for each block, at least 4,096, at most 262,144.
+  static int64_t MaxSequences(const PoolSpec& spec);
+
+  // Words for the planes of sessions: word i is of the sequence whose id has index i. MaxSequences of them, or none. To
+  // be called before there are sequences; they must outlive the pool.
+  void UseWords(absl::Span<SequenceWord> words);
 
   const PoolSpec& spec() const { return spec_; }
   const PoolCounters& counters() const { return counters_; }

@@ -99,6 +99,19 @@ struct Pool::State {
   }
   void SyncCounters() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
 
+  // A new sequence, with its word.
+  Sequence& Create(std::string_view key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  // RESOURCE_EXHAUSTED: MaxSequences.
+  absl::Status CheckSequences() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  // As those of `sequences`, with what the plane of the sequence's writer has stored.
+  Sequence* Find(SequenceId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  absl::Status FindOpen(SessionId session, SequenceId id, Sequence** sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  // Takes in what a plane has stored.
+  void TakeIn(Sequence& sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  // Tells planes of a change of stored_rows, copy, max_rows or writer. `anew`: also of fewer stored rows, of a sequence
+  // that no plane can be appending to.
+  void Tell(Sequence& sequence, bool anew = false) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+
   const PoolSpec& spec;
   const absl::Duration retention;
   PoolCounters& counters;
@@ -106,6 +119,7 @@ struct Pool::State {
   BlockAllocator allocator ABSL_GUARDED_BY(mutex);
   PrefixIndex index ABSL_GUARDED_BY(mutex);
   SequenceTable sequences ABSL_GUARDED_BY(mutex);
+  absl::Span<SequenceWord> words;  // set before there are sequences
   absl::flat_hash_map<PrefixHash, std::vector<std::function<void()>>> waiting ABSL_GUARDED_BY(mutex);
   std::vector<std::function<void()>> callbacks ABSL_GUARDED_BY(mutex);
   // Blocks that write plans replaced and nobody has reclaimed yet: block -> generation and number of plans.

@@ -36,13 +36,14 @@ void Pool::FinishWrite(SequenceId id, int64_t first, int64_t count) {
   {
     absl::MutexLock lock(&s.mutex);
     s.counters.stored_rows.fetch_add(count, std::memory_order_relaxed);
-    Sequence* sequence = s.sequences.Find(id);
+    Sequence* sequence = s.Find(id);
     // Rows that are not behind the stored ones belong to a write whose forerunner failed: still not stored.
     if (sequence != nullptr && first <= sequence->stored_rows) {
       // A writer that has gone leaves rows behind that its successor may be writing.
       const int64_t end = std::min(first + count, sequence->written_rows);
       sequence->stored_rows = std::max(sequence->stored_rows, end);
       if (sequence->held.size() < sequence->hashes.size()) s.Publish(*sequence);
+      s.Tell(*sequence);
     }
     callbacks = s.TakeCallbacks();
   }
@@ -71,7 +72,7 @@ absl::StatusOr<std::vector<int32_t>> Pool::PoolRows(SessionId session, SequenceI
   State& s = *state_;
   absl::MutexLock lock(&s.mutex);
   Sequence* sequence;
-  if (absl::Status status = s.sequences.FindOpen(session, id, &sequence); !status.ok()) return status;
+  if (absl::Status status = s.FindOpen(session, id, &sequence); !status.ok()) return status;
   const int64_t visible = sequence->VisibleRows(session);
   std::vector<int32_t> rows;
   rows.reserve(positions.size());
@@ -92,7 +93,7 @@ absl::StatusOr<Pool::BlockTable> Pool::Table(SessionId session, SequenceId id) c
   State& s = *state_;
   absl::MutexLock lock(&s.mutex);
   Sequence* sequence;
-  if (absl::Status status = s.sequences.FindOpen(session, id, &sequence); !status.ok()) return status;
+  if (absl::Status status = s.FindOpen(session, id, &sequence); !status.ok()) return status;
   return BlockTable{sequence->table, sequence->VisibleRows(session)};
 }
 
@@ -122,7 +123,7 @@ void Pool::State::Reclaim(absl::Span<const BlockRef> blocks) {
 }
 
 absl::Status Pool::State::FindWriter(SessionId session, SequenceId id, Sequence** sequence) {
-  if (absl::Status status = sequences.FindOpen(session, id, sequence); !status.ok()) return status;
+  if (absl::Status status = FindOpen(session, id, sequence); !status.ok()) return status;
   if ((*sequence)->writer == session) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("sequence_id ", id.value, " is written by session ",
                                                     (*sequence)->writer.value, ", not by session ", session.value));
@@ -219,8 +220,7 @@ void Pool::State::Step(SessionId session, const StepAccess& access, StepGrant* g
   grant->commit_pool_row = -1;
   grant->plan.reset();
   Sequence* found;
-  grant->status =
-      access.commit ? FindWriter(session, access.id, &found) : sequences.FindOpen(session, access.id, &found);
+  grant->status = access.commit ? FindWriter(session, access.id, &found) : FindOpen(session, access.id, &found);
   if (!grant->status.ok()) return;
   Sequence& sequence = *found;
   if (access.length < 1 || access.length > sequence.max_rows) {

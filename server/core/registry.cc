@@ -54,6 +54,7 @@ Registry::Registry(Engine* engine, RegistryLimits limits, uint64_t epoch, std::f
       epoch_(epoch),
       now_(std::move(now)),
       pool_events_(std::move(pool_events)),
+      armed_sessions_(limits.max_armed_sessions),
       pool_maker_(std::make_unique<Background>(absl::InfiniteDuration(), [] {})),
       background_(std::make_unique<Background>(kTickPeriod, [this] { Tick(); })) {}
 
@@ -182,6 +183,7 @@ absl::StatusOr<std::shared_ptr<PoolEntry>> Registry::CreatePoolNow(PoolSpec spec
     }
     entry = std::make_shared<PoolEntry>(spec, limits_.sequence_retention);
     entry->storage = *std::move(storage);
+    entry->pool.UseWords(entry->storage->sequence_words());
     entry->bytes = *bytes;
     entry->populated_bytes = populated_bytes;
     pools_.emplace(spec.name, entry);
@@ -332,6 +334,11 @@ absl::Status Registry::CheckSpec(const PoolSpec& pool, SessionSpec* spec) const 
   return CheckRange("max_reserved_blocks", spec->max_reserved_blocks, 1, most);
 }
 
+std::string Registry::NoDirectPlane(absl::string_view device, const PoolEntry& pool) const {
+  if (!limits_.direct_plane) return "direct_plane is off in the daemon's configuration";
+  return engine_->NoDirectPlane(device, *pool.storage);
+}
+
 std::string Registry::MakeToken(SessionId id) const {
   uint64_t secret[2];
   // The kernel's generator never fails for so few bytes once it is seeded, and waits until it is.
@@ -372,6 +379,12 @@ absl::StatusOr<std::shared_ptr<Session>> Registry::AttachNow(const std::shared_p
   if (!found.ok()) return found.status();
   const std::shared_ptr<PoolEntry>& pool = *found;
   if (absl::Status status = CheckSpec(pool->pool.spec(), &spec); !status.ok()) return status;
+  if (spec.direct) {
+    const std::string reason = NoDirectPlane(spec.device, *pool);
+    if (!reason.empty()) {
+      return absl::FailedPreconditionError(absl::StrCat("plane: the direct plane is not available: ", reason));
+    }
+  }
   const absl::StatusOr<int64_t> bytes = engine_->SessionBytes(pool->pool.spec(), spec);
   if (!bytes.ok()) return bytes.status();
   if (limits_.max_hot_bytes_per_session > 0 && *bytes > limits_.max_hot_bytes_per_session) {
@@ -432,11 +445,23 @@ absl::StatusOr<std::shared_ptr<Session>> Registry::AttachNow(const std::shared_p
       engine_->CreateSession(pool->pool.spec(), *pool->storage, spec);
   if (!storage.ok()) return storage.status();
   std::move(give_back).Cancel();
-  const OperationLimits operation_limits = {limits_.max_batch_items, limits_.max_queued_operations,
-                                            spec.max_reserved_blocks};
-  auto session =
-      std::make_shared<Session>(id, MakeToken(id), std::move(spec), operation_limits, *bytes, pool, *std::move(storage),
-                                now_(), [this](SessionId other) { return FindWorking(other); });
+  const OperationLimits operation_limits = {
+      limits_.max_batch_items,
+      limits_.max_queued_operations,
+      spec.max_reserved_blocks,
+      limits_.doorbell_timeout,
+      {limits_.max_tensors_per_session, static_cast<uint64_t>(limits_.max_tensor_bytes_per_session)}};
+  Session::Environment environment;
+  environment.find_session = [this](SessionId other) { return FindWorking(other); };
+  environment.map_memory = [this](const std::string& device, const ClientMemorySource& source) {
+    return engine_->MapClientMemory(device, source);
+  };
+  environment.post = [this](absl::AnyInvocable<void() &&> task) { background_->Post(std::move(task)); };
+  environment.no_server_plane =
+      spec.direct ? "the session is on the direct plane" : engine_->NoServerPlane(spec.device);
+  environment.armed_sessions = &armed_sessions_;
+  auto session = std::make_shared<Session>(id, MakeToken(id), std::move(spec), operation_limits, *bytes, pool,
+                                           *std::move(storage), now_(), std::move(environment));
   absl::MutexLock lock(&mutex_);
   if (draining()) {
     // Drain has told the sessions that it found; this one came too late to be told.
@@ -509,23 +534,26 @@ absl::Status Registry::EndSession(SessionId id, absl::Status reason, bool retain
   }
   const absl::Status refused = absl::FailedPreconditionError(
       absl::StrCat("session: ", id.value, " has ended", reason.ok() ? "" : ": ", reason.message()));
-  entry.session->End(refused, [this, session = entry.session, events = entry.events, reason, retain]() mutable {
-    background_->Post([this, session = std::move(session), events = std::move(events), reason, retain] {
-      session->Destroy(retain, now_());
-      session->pool()->sessions.fetch_sub(1);
-      events->ended(reason);
-      std::vector<std::shared_ptr<AttachCall>> waiting;
-      {
-        absl::MutexLock lock(&mutex_);
-        hot_bytes_ -= session->bytes();
-        --session_count_;
-        const auto it = ending_.find(session->id());
-        waiting = std::move(it->second.waiting);
-        ending_.erase(it);
-      }
-      for (const std::shared_ptr<AttachCall>& call : waiting) ContinueAttach(call);
-    });
-  });
+  entry.session->End(
+      refused, absl::IsCancelled(reason),
+      [this, session = entry.session, events = entry.events, reason, retain]() mutable {
+        background_->Post([this, session = std::move(session), events = std::move(events), reason, retain] {
+          if (session->direct()) session->SampleDirect();
+          session->Destroy(retain, now_());
+          session->pool()->sessions.fetch_sub(1);
+          events->ended(reason);
+          std::vector<std::shared_ptr<AttachCall>> waiting;
+          {
+            absl::MutexLock lock(&mutex_);
+            hot_bytes_ -= session->bytes();
+            --session_count_;
+            const auto it = ending_.find(session->id());
+            waiting = std::move(it->second.waiting);
+            ending_.erase(it);
+          }
+          for (const std::shared_ptr<AttachCall>& call : waiting) ContinueAttach(call);
+        });
+      });
   return absl::OkStatus();
 }
 
@@ -543,11 +571,23 @@ void Registry::Undrain() { draining_.store(false); }
 
 RegistryUsage Registry::Usage() const {
   absl::MutexLock lock(&mutex_);
-  return {static_cast<int64_t>(sessions_.size()), hot_bytes_, pool_bytes_};
+  return {static_cast<int64_t>(sessions_.size()), hot_bytes_, pool_bytes_, armed_sessions_.count()};
 }
 
 void Registry::Tick() {
   const absl::Time now = now_();
+  std::vector<std::pair<std::shared_ptr<Session>, std::shared_ptr<SessionEvents>>> direct;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const auto& [id, entry] : sessions_) {
+      if (entry.session->direct()) direct.emplace_back(entry.session, entry.events);
+    }
+  }
+  for (const auto& [session, events] : direct) {
+    const std::optional<PlaneStep> step = session->SampleDirect();
+    if (step.has_value() && events->stepped != nullptr) events->stepped(*step);
+  }
+  for (const std::shared_ptr<Session>& session : Sessions()) session->ExpireOffers(absl::Now());
   for (const std::shared_ptr<PoolEntry>& entry : Pools()) {
     entry->pool.Sweep(now);
     const PoolDescription description = Describe(*entry);

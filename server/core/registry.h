@@ -42,9 +42,14 @@ struct RegistryLimits {
   int64_t max_reserved_blocks_per_session = 0;  // 0: the pool's blocks
   int64_t max_batch_items = 0;
   int64_t max_queued_operations = 0;
+  int64_t max_tensors_per_session = 0;
+  int64_t max_tensor_bytes_per_session = 0;
   absl::Duration sequence_retention;
   absl::Duration drain_grace;
   int64_t pool_pressure_percent = 0;
+  int64_t max_armed_sessions = 0;
+  bool direct_plane = false;  // whether sessions may be on it
+  absl::Duration doorbell_timeout;
   bool populate_pools = false;
 };
 
@@ -67,6 +72,7 @@ struct RegistryUsage {
   int64_t sessions = 0;
   int64_t hot_bytes = 0;
   int64_t pool_bytes = 0;
+  int64_t armed_sessions = 0;
 };
 
 class Registry {
@@ -76,6 +82,8 @@ class Registry {
     std::function<void(absl::Duration grace)> draining;
     std::function<void(const BlockCounts& blocks)> pool_pressure;
     std::function<void(SessionId by)> superseded;
+    // On the direct plane: steps were done since the last time. May be null.
+    std::function<void(const PlaneStep& last)> stepped;
     // The session is over, its memory freed. OK after Detach.
     std::function<void(absl::Status reason)> ended;
   };
@@ -95,6 +103,7 @@ class Registry {
   uint64_t epoch() const { return epoch_; }
   const RegistryLimits& limits() const { return limits_; }
   const std::vector<std::string>& devices() const { return engine_->devices(); }
+  bool MpsEnabled() const { return engine_->MpsEnabled(); }
 
   // Declares the pools that must be there before anything else is: from now on Ready is not OK. At most once, before
   // any other call. The status is that of the first pool whose spec is wrong or that goes beyond the limits.
@@ -118,6 +127,8 @@ class Registry {
   std::vector<std::shared_ptr<PoolEntry>> Pools() const;
   absl::StatusOr<std::shared_ptr<PoolEntry>> FindPool(absl::string_view name) const;
 
+  // Why no session of the pool on the device can be on the direct plane; empty where one can.
+  std::string NoDirectPlane(absl::string_view device, const PoolEntry& pool) const;
   // The statuses of Attach in sessions.proto.
   void Attach(SessionSpec spec, SessionEvents events,
               absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<Session>>) &&> done);
@@ -176,6 +187,7 @@ class Registry {
   const uint64_t epoch_;
   const std::function<absl::Time()> now_;
   const PoolEvents pool_events_;
+  ArmedSessions armed_sessions_;
   std::atomic<bool> draining_{false};
   std::atomic<bool> ready_{true};
   std::atomic<bool> stop_populating_{false};

@@ -24,6 +24,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "server/core/ids.h"
+#include "server/core/sequence_word.h"
 
 namespace stoker::core {
 
@@ -58,6 +59,7 @@ struct Sequence {
   absl::InlinedVector<SessionId, 2> sessions;  // the longest-standing one first
   SessionId writer;
   absl::Time retained_until;
+  SequenceWord* word = nullptr;  // null: the pool has none
 
   int64_t blocks() const { return static_cast<int64_t>(table.size()); }
   bool IsOpenIn(SessionId session) const;

@@ -1,6 +1,7 @@
 #include "server/core/session.h"
 
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -13,7 +14,7 @@ namespace stoker::core {
 
 Session::Session(SessionId id, std::string token, SessionSpec spec, OperationLimits limits, int64_t bytes,
                  std::shared_ptr<PoolEntry> pool, std::unique_ptr<SessionStorage> storage, absl::Time attached,
-                 FindSession find_session)
+                 Environment environment)
     : id_(id),
       token_(std::move(token)),
       spec_(std::move(spec)),
@@ -21,10 +22,11 @@ Session::Session(SessionId id, std::string token, SessionSpec spec, OperationLim
       bytes_(bytes),
       pool_(std::move(pool)),
       attached_(attached),
-      find_session_(std::move(find_session)),
+      environment_(std::move(environment)),
       arena_(storage->arena()),
       bounce_(storage->bounce()),
-      storage_(std::move(storage)) {
+      storage_(std::move(storage)),
+      tensors_(id, limits.tensors) {
   free_state_rows_.reserve(spec_.state_rows);
   for (int64_t row = spec_.state_rows; row > 0; --row) free_state_rows_.push_back(static_cast<int32_t>(row - 1));
 }
@@ -46,6 +48,10 @@ SessionInfo Session::Info() const {
   info.steps = steps_.load(std::memory_order_relaxed);
   for (int i = 0; i < kOutcomeCount; ++i) info.lookups[i] = lookups_[i].load(std::memory_order_relaxed);
   info.queued_operations = queued_operations();
+  {
+    absl::MutexLock lock(&mutex_);
+    info.armed = plane_ != PlaneState::kNone;
+  }
   return info;
 }
 
@@ -60,6 +66,23 @@ absl::StatusOr<int> Session::DuplicateArenaDescriptor() const {
   const int descriptor = fcntl(storage_->arena_descriptor(), F_DUPFD_CLOEXEC, 0);
   if (descriptor < 0) return absl::ErrnoToStatus(errno, "arena: the descriptor cannot be duplicated");
   return descriptor;
+}
+
+absl::StatusOr<std::vector<FileDescriptor>> Session::DuplicatePoolDescriptors() const {
+  absl::MutexLock lock(&mutex_);
+  if (!ended_.ok() || storage_ == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat("session: ", id_.value, " has ended"));
+  }
+  if (!spec_.direct) {
+    return absl::PermissionDeniedError(absl::StrCat("session: ", id_.value, " is not on the direct plane"));
+  }
+  std::vector<FileDescriptor> copies;
+  copies.reserve(storage_->pool_descriptors().size());
+  for (const int descriptor : storage_->pool_descriptors()) {
+    copies.emplace_back(fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
+    if (!copies.back().valid()) return absl::ErrnoToStatus(errno, "pool: a descriptor cannot be duplicated");
+  }
+  return copies;
 }
 
 absl::Status Session::BeginOperation() {
@@ -168,7 +191,7 @@ void Session::FollowUp(std::vector<WriteFollowUp> follow_ups, absl::AnyInvocable
   for (const WriteFollowUp& follow_up : barrier->follow_ups) {
     for (SessionId other_id : follow_up.sessions) {
       // One that has ended may still be reading the old blocks; one whose memory is freed has no work.
-      std::shared_ptr<Session> other = find_session_(other_id);
+      std::shared_ptr<Session> other = environment_.find_session(other_id);
       if (other == nullptr) continue;
       barrier->open.fetch_add(1);
       other->ApplyForeignWrite(follow_up.id, follow_up, [barrier] { barrier->Leave(); });
@@ -203,7 +226,7 @@ void Session::ApplyForeignWrite(SequenceId id, const WriteFollowUp& write, absl:
   std::move(done)();
 }
 
-void Session::End(absl::Status reason, absl::AnyInvocable<void() &&> drained) {
+void Session::End(absl::Status reason, bool engine_gone, absl::AnyInvocable<void() &&> drained) {
   std::vector<std::weak_ptr<AdmitCall>> admissions;
   {
     absl::MutexLock lock(&mutex_);
@@ -211,6 +234,9 @@ void Session::End(absl::Status reason, absl::AnyInvocable<void() &&> drained) {
     ended_ = std::move(reason);
     drained_ = std::move(drained);
     admissions.swap(admissions_);
+    if (plane_ != PlaneState::kNone) storage_->Disarm();
+    // An error is the device's, which the fence tells.
+    if (spec_.direct) storage_->EndDirect(engine_gone, limits_.doorbell_timeout).IgnoreError();
     // The fence counts as an operation: `drained` comes from its completion, or from a later one's.
     queued_.fetch_add(1, std::memory_order_relaxed);
     storage_->Notify([self = shared_from_this()](absl::Status) { self->EndOperation(); });
@@ -222,15 +248,21 @@ void Session::End(absl::Status reason, absl::AnyInvocable<void() &&> drained) {
 
 void Session::Destroy(bool retain, absl::Time now) {
   std::unique_ptr<SessionStorage> storage;
+  TensorRegistry tensors(id_, {});
+  DescriptorOffers offers;
   std::vector<SequenceId> open;
   {
     absl::MutexLock lock(&mutex_);
     storage = std::move(storage_);
+    std::swap(tensors, tensors_);
+    std::swap(offers, offers_);
     for (const auto& [id, opened] : open_) open.push_back(id);
     open_.clear();
     open_count_.store(0, std::memory_order_relaxed);
   }
   storage.reset();
+  tensors = TensorRegistry(id_, {});  // unmapped only now: work of the stream may have used them
+  tensor_bytes_.store(0, std::memory_order_relaxed);
   std::sort(open.begin(), open.end());
   for (SequenceId id : open) pool_->pool.Close(id_, id, retain, now).IgnoreError();
 }

@@ -13,12 +13,15 @@
 //     only from the completion of a fence behind all such work.
 //  2. A state row has at most one sequence, and is empty when it gets one.
 //  3. When `End` was called no operation begins; `drained` is called once, when the last one that had begun is done.
+//  4. A tensor is mapped as long as work of the session may use it: it is unmapped behind a fence that follows all such
+//     work, or by Destroy when the stream is gone.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,8 +34,11 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "server/core/descriptor_offers.h"
 #include "server/core/engine.h"
 #include "server/core/pool.h"
+#include "server/core/tensor.h"
+#include "server/core/tensor_registry.h"
 
 namespace stoker::core {
 
@@ -65,6 +71,34 @@ struct OperationLimits {
   int64_t max_batch_items = 0;
   int64_t max_queued_operations = 0;
   int64_t max_reserved_blocks = 0;
+  absl::Duration doorbell_timeout;  // of a server plane's step that has begun
+  TensorLimits tensors;
+};
+
+// Counts the sessions that are on the server plane.
+class ArmedSessions {
+ public:
+  explicit ArmedSessions(int64_t limit) : limit_(limit) {}
+
+  // RESOURCE_EXHAUSTED with the figures.
+  absl::Status Take();
+  void GiveBack() { armed_.fetch_sub(1); }
+  int64_t count() const { return armed_.load(std::memory_order_relaxed); }
+
+ private:
+  const int64_t limit_;
+  std::atomic<int64_t> armed_{0};
+};
+
+struct ArmResult {
+  uint64_t first_step = 0;
+  absl::Duration doorbell_timeout;
+};
+
+// A step of the server plane that was finished.
+struct PlaneStep {
+  uint64_t device_ns = 0;
+  uint64_t gathered_bytes = 0;
 };
 
 // The result of Admit or Fork for one item.
@@ -103,17 +137,39 @@ struct RowRange {
   int64_t count = 0;
 };
 
+// Rows of registered tensors, one for each row of a range.
+struct TensorRows {
+  absl::Span<const uint64_t> ids;
+  absl::Span<const uint32_t> rows;  // empty: from `first` on
+  int64_t first = 0;
+};
+
+enum class RowSource : uint8_t { kInline = 1, kStaging = 2, kTensor = 3 };
+enum class RowTarget : uint8_t { kStaging = 1, kHotBuffer = 2, kTensor = 3 };
+
 struct StoreItem {
   RowRange range;
-  bool shared = false;
+  RowSource source = RowSource::kInline;
   absl::string_view rows;       // inline
-  uint64_t staging_offset = 0;  // shared
+  uint64_t staging_offset = 0;  // in the staging area
+  TensorRows tensor;
 };
 
 struct LoadItem {
   RowRange range;
-  bool to_hot_buffer = false;
+  RowTarget target = RowTarget::kStaging;
   uint64_t staging_offset = 0;
+  TensorRows tensor;
+};
+
+// Memory of the engine's own that is to be registered: by handle, else by the number of a descriptor that was handed
+// over.
+struct TensorRequest {
+  absl::Status malformed;  // why the spec is none; the descriptor is used up nevertheless
+  TensorSpec spec;
+  std::string ipc_handle;
+  std::string device;  // of the handle
+  uint64_t descriptor = 0;
 };
 
 struct CommitItem {
@@ -187,6 +243,7 @@ struct SessionInfo {
   uint64_t steps = 0;
   uint64_t lookups[kOutcomeCount] = {};
   int64_t queued_operations = 0;
+  bool armed = false;
 };
 
 class Session : public std::enable_shared_from_this<Session> {
@@ -203,9 +260,22 @@ class Session : public std::enable_shared_from_this<Session> {
     virtual void Cancel() = 0;
   };
 
+  // What a session needs of what is around it.
+  struct Environment {
+    FindSession find_session;
+    // Engine::MapClientMemory.
+    std::function<absl::StatusOr<std::unique_ptr<ClientMemory>>(const std::string& device, const ClientMemorySource&)>
+        map_memory;
+    // Calls a function on a thread that may wait for the system.
+    std::function<void(absl::AnyInvocable<void() &&>)> post;
+    // Why the session can have no server plane; empty where it can.
+    std::string no_server_plane;
+    ArmedSessions* armed_sessions = nullptr;
+  };
+
   Session(SessionId id, std::string token, SessionSpec spec, OperationLimits limits, int64_t bytes,
           std::shared_ptr<PoolEntry> pool, std::unique_ptr<SessionStorage> storage, absl::Time attached,
-          FindSession find_session);
+          Environment environment);
   ~Session();
 
   SessionId id() const { return id_; }
@@ -215,13 +285,22 @@ class Session : public std::enable_shared_from_this<Session> {
   const std::shared_ptr<PoolEntry>& pool() const { return pool_; }
   const ArenaLayout& arena() const { return arena_; }
   int64_t bytes() const { return bytes_; }
+  // Why the session can have no server plane; empty where it can.
+  const std::string& no_server_plane() const { return environment_.no_server_plane; }
+  bool direct() const { return spec_.direct; }
   SessionInfo Info() const;
   // Does not take the session's mutex.
   int64_t queued_operations() const { return queued_.load(std::memory_order_relaxed); }
   int64_t open_sequences() const { return open_count_.load(std::memory_order_relaxed); }
+  // size_bytes of all tensors that are mapped.
+  uint64_t tensor_bytes() const { return tensor_bytes_.load(std::memory_order_relaxed); }
 
   // Descriptor of the arena, duplicated; the caller closes it. FAILED_PRECONDITION when the session has ended.
   absl::StatusOr<int> DuplicateArenaDescriptor() const;
+  // Keeps a descriptor for the RegisterTensor that names the number. Not an operation.
+  absl::StatusOr<uint64_t> OfferDescriptor(FileDescriptor descriptor);
+  // Closes descriptors that nobody has registered in time.
+  void ExpireOffers(absl::Time now);
 
   // The operations. Where a call-level status is given, nothing was done. Otherwise `done` gets one status an item.
   // Memory of the request must live until `done`.
@@ -233,6 +312,9 @@ class Session : public std::enable_shared_from_this<Session> {
   // kMaxTableBlocks blocks are refused, from the first on that is too much.
   static constexpr int64_t kMaxTableBlocks = int64_t{1} << 22;
   absl::StatusOr<std::vector<absl::StatusOr<Pool::BlockTable>>> BlockTables(absl::Span<const SequenceId> ids) const;
+  // The statuses of proto/stoker/v1/sessions.proto.
+  void RegisterTensor(TensorRequest request, Done<TensorId> done);
+  void UnregisterTensor(TensorId id, absl::AnyInvocable<void(absl::Status) &&> done);
   void Store(std::vector<StoreItem> items, Done<BatchResult> done);
   void Load(std::vector<LoadItem> items, Done<BatchResult> done);
   void Commit(std::vector<CommitItem> items, Done<BatchResult> done);
@@ -246,9 +328,20 @@ class Session : public std::enable_shared_from_this<Session> {
   absl::StatusOr<uint64_t> ReadBytes(const ReadRequest& request) const;
   void Read(ReadRequest request, char* target, Done<uint64_t> done);
 
+  // Arm and Disarm of residency.proto. `observer` is called after each step of the plane and must not block. Disarm's
+  // `done` gets the number of steps.
+  void Arm(int64_t top_k, std::function<void(const PlaneStep&)> observer, Done<ArmResult> done);
+  void Disarm(Done<uint64_t> done);
+
+  // On the direct plane: takes in what the engine's steps have done since the last time. Says how long the last of them
+  // took, and what all of them gathered, where there were any.
+  std::optional<PlaneStep> SampleDirect();
+  // Likewise: new descriptors of the pool's memory. PERMISSION_DENIED on the other planes.
+  absl::StatusOr<std::vector<FileDescriptor>> DuplicatePoolDescriptors() const;
+
   // Refuses new operations with `reason` and calls `drained` (never inside this call) when those that have begun are
-  // done.
-  void End(absl::Status reason, absl::AnyInvocable<void() &&> drained);
+  // done. `engine_gone`: nothing of the engine's runs any more.
+  void End(absl::Status reason, bool engine_gone, absl::AnyInvocable<void() &&> drained);
   // After `drained`: closes the session's sequences in the pool and frees its memory.
   void Destroy(bool retain, absl::Time now);
 
@@ -258,6 +351,8 @@ class Session : public std::enable_shared_from_this<Session> {
   struct Opened {
     int32_t state_row = -1;
   };
+  // kEnding: it was told to.
+  enum class PlaneState : uint8_t { kNone, kArmed, kEnding };
 
   // Begins an operation; every success is followed by one EndOperation.
   absl::Status BeginOperation() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -268,6 +363,15 @@ class Session : public std::enable_shared_from_this<Session> {
   absl::Status CheckRange(const RowRange& range) const;
   absl::Status CheckStaging(const RowRange& range, uint64_t offset) const;
   int64_t BytesPerRow() const;  // of all layers
+  // The rest of RegisterTensor and UnregisterTensor, on the thread of Environment::post.
+  void MapTensor(TensorRequest request, FileDescriptor descriptor, Done<TensorId> done);
+  void UnmapTensor(std::unique_ptr<Tensor> tensor, absl::AnyInvocable<void(absl::Status) &&> done);
+  void ReleaseTensorPlace(uint64_t bytes);
+  // The tensors that an item names, for so many rows, after all checks.
+  absl::StatusOr<std::vector<const Tensor*>> FindTensors(const TensorRows& rows, int64_t row_count) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static TensorWork MakeTensorWork(std::vector<int32_t> pool_rows, std::vector<const Tensor*> tensors,
+                                   const TensorRows& rows);
   SequenceLimits sequence_limits() const { return {spec_.max_sequence_rows, limits_.max_reserved_blocks}; }
 
   // BeginOperation for one that moves `bytes` of rows in its message, of its `field`. RESOURCE_EXHAUSTED: more than
@@ -296,6 +400,13 @@ class Session : public std::enable_shared_from_this<Session> {
   // Closes sequences that were opened for a caller who will not hear of it.
   void Abandon(const std::vector<SequenceId>& ids);
   void CloseSequences(std::vector<std::pair<SequenceId, int32_t>> closing, bool retain, absl::Time now);
+  // FAILED_PRECONDITION: doorbells, or the engine itself, start this session's steps.
+  absl::Status CheckNotArmed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status ArmNow(int64_t top_k, std::function<void(const PlaneStep&)> observer)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void PlaneEnded();
+  // Takes in what a plane has done; returns the bytes gathered since the last time.
+  uint64_t CountPlane(const PlaneSample& sample);
   void CountLookups(const StepWork& work);
   // Takes in the device's totals; returns the bytes gathered since the last time.
   uint64_t CountDevice(const DeviceTotals& totals);
@@ -307,7 +418,7 @@ class Session : public std::enable_shared_from_this<Session> {
   const int64_t bytes_;
   const std::shared_ptr<PoolEntry> pool_;
   const absl::Time attached_;
-  const FindSession find_session_;
+  const Environment environment_;
   ArenaLayout arena_;
   Bounce* const bounce_;  // null: the device reaches messages
 
@@ -318,10 +429,16 @@ class Session : public std::enable_shared_from_this<Session> {
   absl::Status ended_ ABSL_GUARDED_BY(mutex_);
   absl::AnyInvocable<void() &&> drained_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<AdmitCall>> admissions_ ABSL_GUARDED_BY(mutex_);  // those that may be waiting
+  PlaneState plane_ ABSL_GUARDED_BY(mutex_) = PlaneState::kNone;
+  std::vector<absl::AnyInvocable<void() &&>> on_plane_end_ ABSL_GUARDED_BY(mutex_);
+  TensorRegistry tensors_ ABSL_GUARDED_BY(mutex_);
+  DescriptorOffers offers_ ABSL_GUARDED_BY(mutex_);
   absl::Mutex device_mutex_;
   DeviceTotals device_totals_ ABSL_GUARDED_BY(device_mutex_);
+  PlaneSample plane_sample_ ABSL_GUARDED_BY(device_mutex_);
   std::atomic<int64_t> queued_{0};
   std::atomic<int64_t> open_count_{0};
+  std::atomic<uint64_t> tensor_bytes_{0};
   std::atomic<uint64_t> steps_{0};
   std::atomic<uint64_t> lookups_[kOutcomeCount]{};
 };

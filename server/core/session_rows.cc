@@ -73,7 +73,7 @@ absl::Status Session::BeginBounced(absl::string_view field, int64_t bytes) {
 void Session::Store(std::vector<StoreItem> items, Done<BatchResult> done) {
   // Items of another size are refused unseen.
   const auto bounces = [this](const StoreItem& item) {
-    return bounce_ != nullptr && !item.shared && !item.rows.empty() &&
+    return bounce_ != nullptr && item.source == RowSource::kInline && !item.rows.empty() &&
            item.rows.size() == static_cast<uint64_t>(item.range.count * BytesPerRow());
   };
   int64_t bounced = 0;
@@ -104,6 +104,7 @@ void Session::StoreBegun(std::vector<StoreItem> items, Bounce::Memory memory, Do
     Bounce::Memory memory;  // that the items' rows are in, where they are in any
     BatchResult result;
     std::vector<RowsWork> work;
+    std::vector<TensorWork> tensor_work;
     std::vector<Written> written;
     std::vector<WriteFollowUp> follow_ups;
   };
@@ -111,6 +112,7 @@ void Session::StoreBegun(std::vector<StoreItem> items, Bounce::Memory memory, Do
   op->memory = std::move(memory);
   absl::MutexLock lock(&mutex_);
   op->work.reserve(items.size());
+  op->tensor_work.reserve(items.size());
   for (size_t i = 0; i < items.size(); ++i) {
     const StoreItem& item = items[i];
     const uint64_t bytes = static_cast<uint64_t>(item.range.count * BytesPerRow());
@@ -118,8 +120,13 @@ void Session::StoreBegun(std::vector<StoreItem> items, Bounce::Memory memory, Do
       absl::StatusOr<Opened> opened = Find(item.range.id);
       if (!opened.ok()) return opened.status();
       if (absl::Status check = CheckRange(item.range); !check.ok()) return check;
-      if (item.shared) {
+      std::vector<const Tensor*> tensors;
+      if (item.source == RowSource::kStaging) {
         if (absl::Status check = CheckStaging(item.range, item.staging_offset); !check.ok()) return check;
+      } else if (item.source == RowSource::kTensor) {
+        absl::StatusOr<std::vector<const Tensor*>> found = FindTensors(item.tensor, item.range.count);
+        if (!found.ok()) return found.status();
+        tensors = *std::move(found);
       } else if (item.rows.size() != bytes) {
         return absl::InvalidArgumentError(absl::StrCat("rows: ", item.rows.size(), " bytes given, ", item.range.count,
                                                        " rows of all layers need ", bytes));
@@ -128,13 +135,20 @@ void Session::StoreBegun(std::vector<StoreItem> items, Bounce::Memory memory, Do
       if (!plan.ok()) return plan.status();
       AddFollowUp(item.range.id, id_, *plan, &op->follow_ups);
       if (absl::Status enqueued = EnqueuePlan(opened->state_row, *plan); !enqueued.ok()) return enqueued;
-      op->work.push_back({.pool_rows = plan->pool_rows});
-      if (item.shared) {
-        op->work.back().staging_offset = static_cast<int64_t>(item.staging_offset);
+      absl::Status enqueued;
+      if (item.source == RowSource::kTensor) {
+        op->tensor_work.push_back(MakeTensorWork(plan->pool_rows, std::move(tensors), item.tensor));
+        enqueued = storage_->StoreTensors(op->tensor_work.back());
       } else {
-        op->work.back().source_bytes = item.rows.data();
+        op->work.push_back({.pool_rows = plan->pool_rows});
+        if (item.source == RowSource::kStaging) {
+          op->work.back().staging_offset = static_cast<int64_t>(item.staging_offset);
+        } else {
+          op->work.back().source_bytes = item.rows.data();
+        }
+        enqueued = storage_->Store(op->work.back());
       }
-      if (absl::Status enqueued = storage_->Store(op->work.back()); !enqueued.ok()) return enqueued;
+      if (!enqueued.ok()) return enqueued;
       op->written.push_back({item.range, i});
       op->result.bytes += bytes;
       return absl::OkStatus();
@@ -162,6 +176,7 @@ void Session::Load(std::vector<LoadItem> items, Done<BatchResult> done) {
   struct Operation {
     BatchResult result;
     std::vector<RowsWork> work;
+    std::vector<TensorWork> tensor_work;
     std::vector<size_t> loaded;
   };
   absl::Status status = CheckItems("items", items.size());
@@ -171,13 +186,19 @@ void Session::Load(std::vector<LoadItem> items, Done<BatchResult> done) {
     if (status.ok()) status = BeginOperation();
     if (status.ok()) {
       op->work.reserve(items.size());
+      op->tensor_work.reserve(items.size());
       for (size_t i = 0; i < items.size(); ++i) {
         const LoadItem& item = items[i];
         op->result.statuses.push_back([&]() -> absl::Status {
           absl::StatusOr<Opened> opened = Find(item.range.id);
           if (!opened.ok()) return opened.status();
           if (absl::Status check = CheckRange(item.range); !check.ok()) return check;
-          if (item.to_hot_buffer) {
+          std::vector<const Tensor*> tensors;
+          if (item.target == RowTarget::kTensor) {
+            absl::StatusOr<std::vector<const Tensor*>> found = FindTensors(item.tensor, item.range.count);
+            if (!found.ok()) return found.status();
+            tensors = *std::move(found);
+          } else if (item.target == RowTarget::kHotBuffer) {
             if (spec_.index_space != IndexSpace::kPosition) {
               return absl::InvalidArgumentError(
                   "target: LOAD_TARGET_HOT_BUFFER given, which needs a session of INDEX_SPACE_POSITION");
@@ -193,13 +214,18 @@ void Session::Load(std::vector<LoadItem> items, Done<BatchResult> done) {
           for (int64_t p = 0; p < item.range.count; ++p) positions[p] = item.range.first + p;
           absl::StatusOr<std::vector<int32_t>> rows = pool_->pool.PoolRows(id_, item.range.id, positions);
           if (!rows.ok()) return rows.status();
-          op->work.push_back({.pool_rows = *std::move(rows)});
           absl::Status enqueued;
-          if (item.to_hot_buffer) {
-            enqueued = storage_->LoadHot(opened->state_row, static_cast<int32_t>(item.range.first), op->work.back());
+          if (item.target == RowTarget::kTensor) {
+            op->tensor_work.push_back(MakeTensorWork(*std::move(rows), std::move(tensors), item.tensor));
+            enqueued = storage_->LoadTensors(op->tensor_work.back());
           } else {
-            op->work.back().staging_offset = static_cast<int64_t>(item.staging_offset);
-            enqueued = storage_->Load(op->work.back());
+            op->work.push_back({.pool_rows = *std::move(rows)});
+            if (item.target == RowTarget::kHotBuffer) {
+              enqueued = storage_->LoadHot(opened->state_row, static_cast<int32_t>(item.range.first), op->work.back());
+            } else {
+              op->work.back().staging_offset = static_cast<int64_t>(item.staging_offset);
+              enqueued = storage_->Load(op->work.back());
+            }
           }
           if (!enqueued.ok()) return enqueued;
           op->loaded.push_back(i);
@@ -233,6 +259,7 @@ void Session::Commit(std::vector<CommitItem> items, Done<BatchResult> done) {
   auto op = std::make_shared<Operation>();
   {
     absl::MutexLock lock(&mutex_);
+    if (status.ok()) status = CheckNotArmed();
     if (status.ok()) status = BeginOperation();
     if (status.ok()) {
       const int64_t newest_rows = pool_->pool.spec().block_rows;
@@ -357,6 +384,7 @@ void Session::Gather(int64_t group, std::vector<int64_t> layers, Done<uint64_t> 
   auto totals = std::make_shared<DeviceTotals>();
   {
     absl::MutexLock lock(&mutex_);
+    if (status.ok()) status = CheckNotArmed();
     if (status.ok()) status = BeginOperation();
     if (status.ok()) {
       const absl::Status enqueued = storage_->Gather(static_cast<int32_t>(group), *chosen, totals.get());

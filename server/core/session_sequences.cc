@@ -46,7 +46,7 @@ AdmittedSequence Session::OpenAdmitted(const Admission& admission) {
   free_state_rows_.pop_back();
   open_[admission.id] = {admitted.state_row};
   open_count_.store(static_cast<int64_t>(open_.size()), std::memory_order_relaxed);
-  admitted.status = storage_->Open(admitted.state_row, admission.table);
+  admitted.status = storage_->Open(admitted.state_row, admission.id, admission.table);
   if (admitted.status.ok() && !admission.copies.empty()) admitted.status = storage_->CopyBlocks(admission.copies);
   return admitted;
 }

@@ -117,7 +117,8 @@ void Session::Step(const StepRequest* step, Done<StepResult> done) {
   absl::AnyInvocable<void() &&> begin;
   {
     absl::MutexLock lock(&mutex_);
-    status = BeginOperation();
+    status = CheckNotArmed();
+    if (status.ok()) status = BeginOperation();
     if (status.ok()) {
       begin = storage_->Hold();
       const size_t rows = request.rows.size();

@@ -4,6 +4,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/plane.h"
+#include "kernels/plane_step.h"
 #include "kernels/resolve.h"
 #include "server/engine/row_formats.h"
 
@@ -72,6 +74,37 @@ void AddHotTensors(SessionMemory& memory, int64_t layer) {
   }
 }
 
+// What the client library follows on the direct plane.
+void AddStateTensors(SessionMemory& memory, const core::SessionSpec& session) {
+  const uint64_t state_rows = static_cast<uint64_t>(session.state_rows);
+  const uint64_t hot_rows = static_cast<uint64_t>(session.hot_rows);
+  const uint64_t batch = static_cast<uint64_t>(session.max_batch_rows);
+  const uint64_t top_k = static_cast<uint64_t>(session.max_top_k);
+  const auto add = [&](std::string name, int64_t offset, std::vector<uint64_t> shape, std::string element,
+                       uint64_t element_bytes) {
+    memory.arena.tensors.push_back(Dense(absl::StrCat("state.", name), memory.state_offset + offset, std::move(shape),
+                                         std::move(element), element_bytes));
+  };
+  for (size_t g = 0; g < memory.groups.size(); ++g) {
+    const SessionMemory::Group& group = memory.groups[g];
+    add(absl::StrCat("slot_key.", g), group.slot_key, {state_rows, hot_rows}, "i32", 4);
+    add(absl::StrCat("lru.", g), group.lru, {state_rows, hot_rows}, "i16", 2);
+    add(absl::StrCat("miss_pool_rows.", g), group.miss_pool_rows, {batch, top_k}, "i32", 4);
+    add(absl::StrCat("miss_hot_rows.", g), group.miss_hot_rows, {batch, top_k}, "i32", 4);
+    add(absl::StrCat("miss_counts.", g), group.miss_counts, {batch}, "i32", 4);
+  }
+  add("block_table", memory.block_table, {state_rows, static_cast<uint64_t>(memory.table_columns)}, "i32", 4);
+  if (memory.allowed_words > 0) {
+    add("allowed_blocks", memory.allowed_blocks, {state_rows, static_cast<uint64_t>(memory.allowed_words)}, "u64", 8);
+  }
+  add("entries", memory.entries, {state_rows, sizeof(kernels::StateRowEntry) / 8}, "u64", 8);
+  add("plane", memory.plane_state, {sizeof(kernels::PlaneState) / 8}, "u64", 8);
+  add("counters", memory.plane_counters, {kernels::kPlaneCounters}, "u64", 8);
+  add("batch_plan", memory.batch_plan, {kPlanArrays, batch}, "i32", 4);
+  add("plan_rows", memory.plan_rows, {1}, "i32", 4);
+  add("claims", memory.claims, {state_rows}, "i32", 4);
+}
+
 }  // namespace
 
 absl::StatusOr<SessionMemory> SessionMemory::Make(const core::PoolSpec& pool, const core::SessionSpec& session) {
@@ -123,8 +156,28 @@ absl::StatusOr<SessionMemory> SessionMemory::Make(const core::PoolSpec& pool, co
   memory.keys = state.Take(kChunkRows * 8);
   memory.counters = state.Take(kCounters * 8);
   memory.newest = state.Take(batch * pool.layers * pool.bytes_per_row());
+  const int64_t doorbells = static_cast<int64_t>(session.groups.size()) + 1;
+  memory.requests = arena.Take(doorbells * kDoorbellBytes);
+  memory.dones = arena.Take(doorbells * kDoorbellBytes);
+  memory.ended = arena.Take(4);
+  memory.batch_rows = arena.Take(4);
+  memory.sequence_ids = arena.Take(batch * 8);
+  memory.state_rows = arena.Take(batch * 4);
+  memory.lengths = arena.Take(batch * 4);
+  memory.commits = arena.Take(batch * 4);
+  memory.statuses = arena.Take(batch * 4);
+  memory.entries = state.Take(session.state_rows * static_cast<int64_t>(sizeof(kernels::StateRowEntry)));
+  memory.plane_state = state.Take(sizeof(kernels::PlaneState));
+  memory.plane_counters = state.Take(kernels::kPlaneCounters * 8);
+  memory.batch_plan = state.Take(kPlanArrays * batch * 4);
+  memory.plan_rows = state.Take(4);
+  memory.claims = state.Take(session.state_rows * 4);
+  if (session.direct) {
+    memory.state_offset = arena.Take(state.used());
+  } else {
+    memory.private_bytes = state.used();
+  }
   memory.arena_bytes = RoundUp(arena.used(), kArenaAlignment);
-  memory.private_bytes = state.used();
 
   memory.arena.size_bytes = static_cast<uint64_t>(memory.arena_bytes);
   memory.arena.region_rows = static_cast<int32_t>(region_rows);
@@ -139,6 +192,19 @@ absl::StatusOr<SessionMemory> SessionMemory::Make(const core::PoolSpec& pool, co
   }
   memory.arena.tensors.push_back(
       Dense("staging", memory.staging, {static_cast<uint64_t>(session.staging_bytes)}, "u8", 1));
+  for (const auto& [name, offset] : {std::pair("request", memory.requests), std::pair("done", memory.dones)}) {
+    core::ArenaTensor tensor = Dense(name, offset, {static_cast<uint64_t>(doorbells)}, "u64", 8);
+    tensor.stride_bytes = {static_cast<uint64_t>(kDoorbellBytes)};
+    memory.arena.tensors.push_back(std::move(tensor));
+  }
+  memory.arena.tensors.push_back(Dense("ended", memory.ended, {1}, "i32", 4));
+  memory.arena.tensors.push_back(Dense("batch_rows", memory.batch_rows, {1}, "i32", 4));
+  memory.arena.tensors.push_back(Dense("sequence_ids", memory.sequence_ids, {rows}, "u64", 8));
+  memory.arena.tensors.push_back(Dense("state_rows", memory.state_rows, {rows}, "i32", 4));
+  memory.arena.tensors.push_back(Dense("lengths", memory.lengths, {rows}, "i32", 4));
+  memory.arena.tensors.push_back(Dense("commits", memory.commits, {rows}, "i32", 4));
+  memory.arena.tensors.push_back(Dense("statuses", memory.statuses, {rows}, "i32", 4));
+  if (session.direct) AddStateTensors(memory, session);
   return memory;
 }
 

@@ -3,7 +3,8 @@
 //
 // The arena holds what the engine reads and writes: hot caches, mailbox, staging area. Everything that the daemon
 // follows (block tables, residency, plans) is private, so that a client can spoil its own rows but never reach
-// another's.
+// another's. A session on the direct plane has no private state: its engine, which has the whole pool mapped, is
+// trusted.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +51,25 @@ struct SessionMemory {
   int64_t keys = 0;            // private, i64 [kChunkRows]
   int64_t counters = 0;        // private, u64 [kCounters]
   int64_t newest = 0;          // private, u8 [max_batch_rows][layers][row bytes]
+  // The server plane (kernels/plane.h).
+  int64_t requests = 0;        // arena, u64 [groups + 1], kDoorbellBytes apart
+  int64_t dones = 0;           // arena, likewise
+  int64_t ended = 0;           // arena, u32
+  int64_t batch_rows = 0;      // arena, i32, as the next five [max_batch_rows]
+  int64_t sequence_ids = 0;    // arena, u64
+  int64_t state_rows = 0;      // arena
+  int64_t lengths = 0;         // arena
+  int64_t commits = 0;         // arena
+  int64_t statuses = 0;        // arena
+  int64_t entries = 0;         // private, kernels::StateRowEntry [state_rows]
+  int64_t plane_state = 0;     // private, kernels::PlaneState
+  int64_t plane_counters = 0;  // private, u64 [kernels::kPlaneCounters]
+  int64_t batch_plan = 0;      // private, i32 [kPlanArrays][max_batch_rows]
+  int64_t plan_rows = 0;       // private, i32
+  int64_t claims = 0;          // private, i32 [state_rows]
   std::vector<Group> groups;
+  // Of a session on the direct plane all is in the arena, and what is private elsewhere begins at state_offset.
+  int64_t state_offset = 0;
   int64_t arena_bytes = 0;
   int64_t private_bytes = 0;
   core::ArenaLayout arena;
@@ -67,6 +86,21 @@ enum StepArgument : int64_t {
   kNewestHotRows,
   kStepArguments
 };
+
+// Arrays of batch_plan.
+enum PlanArray : int64_t {
+  kPlanStateRows,
+  kPlanLengths,
+  kPlanNewestPoolRows,
+  kPlanNewestHotRows,
+  kPlanWords,
+  kPlanCommitHotRows,
+  kPlanCommitPoolRows,
+  kPlanArrays
+};
+
+// Between two doorbells: a cache line of the GPU's, so that polling one does not fetch the other.
+inline constexpr int64_t kDoorbellBytes = 128;
 
 // Counters behind the statistics of resolve.
 inline constexpr int64_t kGatheredBytes = 8;

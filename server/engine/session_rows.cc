@@ -67,6 +67,7 @@ absl::Status SessionStorage::LoadHot(int32_t state_row, int32_t first_position, 
   const int64_t count = static_cast<int64_t>(work.pool_rows.size());
   // A plan that is carried out later would overwrite the slots with the rows of its misses.
   if (absl::Status status = FlushPlans(); !status.ok()) return status;
+  if (absl::Status status = Suspend({state_row}); !status.ok()) return status;
   const int64_t first_row = int64_t{state_row} * memory_.arena.region_rows + first_position;
   const std::vector<int32_t>* rows = Keep(Iota(first_row, count));
   if (absl::Status status = TransferRows(pool_, hot(), work.pool_rows, *rows, all_layers_, all_layers_); !status.ok()) {
@@ -80,7 +81,7 @@ absl::Status SessionStorage::LoadHot(int32_t state_row, int32_t first_position, 
     args.count = static_cast<int32_t>(count);
     if (absl::Status status = stream_->Place(args); !status.ok()) return status;
   }
-  return absl::OkStatus();
+  return Resume({state_row});
 }
 
 absl::Status SessionStorage::Commit(const core::CommitWork& work) {

@@ -6,24 +6,30 @@
 
 namespace stoker::engine {
 
-absl::StatusOr<std::unique_ptr<core::SessionStorage>> SessionStorage::Create(kernels::Backend& backend,
-                                                                             core::Bounce* bounce,
-                                                                             const core::PoolSpec& pool_spec,
-                                                                             const kernels::RowStore& pool,
-                                                                             const core::SessionSpec& spec) {
+absl::StatusOr<std::unique_ptr<core::SessionStorage>> SessionStorage::Create(
+    kernels::Backend& backend, core::Bounce* bounce, const core::PoolSpec& pool_spec, const kernels::RowStore& pool,
+    absl::Span<core::SequenceWord> words, const core::SessionSpec& spec, const DirectMemory& direct) {
   absl::StatusOr<SessionMemory> memory = SessionMemory::Make(pool_spec, spec);
   if (!memory.ok()) return memory.status();
-  std::unique_ptr<SessionStorage> storage(new SessionStorage(bounce, pool_spec, pool, spec, *std::move(memory)));
+  std::unique_ptr<SessionStorage> storage(
+      new SessionStorage(backend, bounce, pool_spec, pool, words, spec, direct, *std::move(memory)));
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> arena =
       backend.AllocateShared(static_cast<size_t>(storage->memory_.arena_bytes));
   if (!arena.ok()) return arena.status();
   storage->arena_ = *std::move(arena);
   storage->memory_.arena.ipc_handle = std::string(storage->arena_->ipc_handle());
   storage->memory_.arena.has_descriptor = storage->arena_->descriptor() >= 0;
-  absl::StatusOr<std::unique_ptr<kernels::Buffer>> state =
-      backend.AllocatePrivate(static_cast<size_t>(storage->memory_.private_bytes));
-  if (!state.ok()) return state.status();
-  storage->state_ = *std::move(state);
+  if (spec.direct) {
+    storage->memory_.arena.direct = direct.layout;
+    absl::StatusOr<std::unique_ptr<kernels::Buffer>> abort = backend.AllocateHost(sizeof(uint32_t));
+    if (!abort.ok()) return abort.status();
+    storage->quiet_abort_ = *std::move(abort);
+  } else {
+    absl::StatusOr<std::unique_ptr<kernels::Buffer>> state =
+        backend.AllocatePrivate(static_cast<size_t>(storage->memory_.private_bytes));
+    if (!state.ok()) return state.status();
+    storage->state_ = *std::move(state);
+  }
   absl::StatusOr<std::unique_ptr<kernels::Stream>> stream = backend.CreateStream();
   if (!stream.ok()) return stream.status();
   storage->stream_ = *std::move(stream);
@@ -37,6 +43,7 @@ absl::Status SessionStorage::Initialize() {
   no_pages_.assign(memory_.table_columns, -1);
   resident_pages_.assign(spec_.state_rows, 0);
   plans_.resize(spec_.groups.size());
+  sequence_ids_.resize(spec_.state_rows);
   if (spec_.index_space == core::IndexSpace::kPoolRow) tables_.resize(spec_.state_rows);
   for (int64_t row = 0; row < spec_.state_rows; ++row) {
     for (const int64_t table : {memory_.block_table, memory_.resident_table}) {
@@ -47,6 +54,9 @@ absl::Status SessionStorage::Initialize() {
       }
     }
   }
+  const std::vector<int32_t>* unclaimed = Keep(std::vector<int32_t>(spec_.state_rows, kernels::kUnclaimed));
+  absl::Status claims = Upload(InState<int32_t>(memory_.claims), unclaimed->data(), spec_.state_rows * 4);
+  if (!claims.ok()) return claims;
   for (int64_t begin = 0; begin < spec_.state_rows; begin += kChunkRows) {
     std::vector<int32_t> rows(std::min(kChunkRows, spec_.state_rows - begin));
     std::iota(rows.begin(), rows.end(), static_cast<int32_t>(begin));
@@ -133,7 +143,7 @@ absl::Status SessionStorage::UploadAllowed(int32_t state_row) {
                 memory_.allowed_words * 8);
 }
 
-absl::Status SessionStorage::Open(int32_t state_row, absl::Span<const int32_t> table) {
+absl::Status SessionStorage::Open(int32_t state_row, core::SequenceId id, absl::Span<const int32_t> table) {
   std::vector<int32_t> row(table.begin(), table.end());
   row.resize(memory_.table_columns, -1);
   const std::vector<int32_t>* kept = Keep(std::move(row));
@@ -141,24 +151,27 @@ absl::Status SessionStorage::Open(int32_t state_row, absl::Span<const int32_t> t
     tables_[state_row] = *kept;
     if (absl::Status status = UploadAllowed(state_row); !status.ok()) return status;
   }
-  return Upload(InState<int32_t>(memory_.block_table) + state_row * memory_.table_columns, kept->data(),
-                memory_.table_columns * 4);
+  absl::Status status = Upload(InState<int32_t>(memory_.block_table) + state_row * memory_.table_columns, kept->data(),
+                               memory_.table_columns * 4);
+  if (!status.ok()) return status;
+  sequence_ids_[state_row] = id.value;
+  return UploadEntry(state_row, id.value);
 }
 
 absl::Status SessionStorage::UpdateTable(int32_t state_row, absl::Span<const core::TableUpdate> updates,
                                          absl::Span<const core::BlockRef> replaced) {
   if (!replaced.empty()) {
     if (absl::Status status = FlushPlans(); !status.ok()) return status;
+    if (absl::Status status = Suspend({state_row}); !status.ok()) return status;
   }
   int32_t* const table = InState<int32_t>(memory_.block_table) + state_row * memory_.table_columns;
   for (const core::TableUpdate& update : updates) {
     // Another rank has extended the sequence beyond what this session can name.
     if (update.column >= memory_.table_columns) continue;
-    const std::vector<int32_t>* block = Keep(std::vector<int32_t>{update.block});
-    if (absl::Status status = Upload(table + update.column, block->data(), 4); !status.ok()) return status;
+    if (absl::Status status = stream_->Write(table + update.column, update.block); !status.ok()) return status;
     if (!tables_.empty()) tables_[state_row][update.column] = update.block;
   }
-  if (tables_.empty()) return absl::OkStatus();
+  if (tables_.empty()) return replaced.empty() ? absl::OkStatus() : Resume({state_row});
   // Keys of the replaced blocks would name rows that are no longer the sequence's.
   core::InvalidateWork stale;
   for (const core::BlockRef& block : replaced) {
@@ -168,13 +181,16 @@ absl::Status SessionStorage::UpdateTable(int32_t state_row, absl::Span<const cor
     }
   }
   if (!stale.keys.empty()) {
-    if (absl::Status status = Invalidate(stale); !status.ok()) return status;
+    if (absl::Status status = DropKeys(stale); !status.ok()) return status;
   }
-  return UploadAllowed(state_row);
+  if (absl::Status status = UploadAllowed(state_row); !status.ok()) return status;
+  return replaced.empty() ? absl::OkStatus() : Resume({state_row});
 }
 
 absl::Status SessionStorage::Close(int32_t state_row) {
   if (absl::Status status = FlushPlans(); !status.ok()) return status;
+  sequence_ids_[state_row] = 0;
+  if (absl::Status status = Suspend({state_row}); !status.ok()) return status;
   if (absl::Status status = Upload(InState<int32_t>(memory_.block_table) + state_row * memory_.table_columns,
                                    no_pages_.data(), memory_.table_columns * 4);
       !status.ok()) {
@@ -189,6 +205,12 @@ absl::Status SessionStorage::Close(int32_t state_row) {
 }
 
 absl::Status SessionStorage::Invalidate(const core::InvalidateWork& work) {
+  if (absl::Status status = Suspend(work.state_rows); !status.ok()) return status;
+  if (absl::Status status = DropKeys(work); !status.ok()) return status;
+  return Resume(work.state_rows);
+}
+
+absl::Status SessionStorage::DropKeys(const core::InvalidateWork& work) {
   const std::vector<int32_t>* rows = Keep(work.state_rows);
   const std::vector<int64_t>* keys = Keep(work.keys);
   const int64_t count = static_cast<int64_t>(keys->size());

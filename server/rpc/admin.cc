@@ -23,6 +23,7 @@ void ToProto(const core::SessionInfo& info, v1::SessionInfo* proto) {
   proto->set_max_reserved_blocks(static_cast<uint32_t>(info.max_reserved_blocks));
   proto->set_arena_bytes(static_cast<uint64_t>(info.bytes));
   proto->set_steps(info.steps);
+  proto->set_armed(info.armed);
   v1::LookupTotals* lookups = proto->mutable_lookups();
   lookups->set_hot(info.lookups[0]);
   lookups->set_newest(info.lookups[1]);
@@ -67,6 +68,8 @@ class AdminService final : public v1::Admin::CallbackService {
     response->set_hot_bytes(static_cast<uint64_t>(usage.hot_bytes));
     response->set_max_hot_bytes(static_cast<uint64_t>(registry.limits().max_hot_bytes));
     response->set_pool_bytes(static_cast<uint64_t>(usage.pool_bytes));
+    response->set_mps_enabled(registry.MpsEnabled());
+    response->set_armed_sessions(static_cast<uint32_t>(usage.armed_sessions));
     response->set_max_pool_bytes(static_cast<uint64_t>(registry.limits().max_pool_bytes));
     call->Reply(absl::OkStatus());
     return call;

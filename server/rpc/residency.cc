@@ -5,6 +5,7 @@
 #include "server/rpc/message_pool.h"
 #include "server/rpc/services.h"
 #include "server/rpc/step_call.h"
+#include "server/rpc/tensor_messages.h"
 #include "stoker/v1/residency.grpc.pb.h"
 
 namespace stoker::rpc {
@@ -108,13 +109,16 @@ class ResidencyService final : public v1::Residency::CallbackService {
     const auto session = Begin(*context, response, call);
     if (session == nullptr) return call;
     for (const v1::StoreItem& item : request->items()) {
-      if (!CheckSource(item.source(), call)) return call;
+      if (item.source() != v1::DATA_SOURCE_UNSPECIFIED && v1::DataSource_IsValid(item.source())) continue;
+      call->Reply(absl::InvalidArgumentError(absl::StrCat(
+          "source: ", static_cast<int>(item.source()), " given, allowed are INLINE (1), SHARED (2) and TENSOR (3)")));
+      return call;
     }
     session->Store(Map<core::StoreItem>(request->items(),
                                         [](const v1::StoreItem& item) {
-                                          return core::StoreItem{FromProto(item.range()),
-                                                                 item.source() == v1::DATA_SOURCE_SHARED, item.rows(),
-                                                                 item.staging_offset_bytes()};
+                                          return core::StoreItem{
+                                              FromProto(item.range()), static_cast<core::RowSource>(item.source()),
+                                              item.rows(), item.staging_offset_bytes(), rpc::FromProto(item.tensor())};
                                         }),
                    ReplyTo(call, response, &v1::StoreResponse::set_stored_bytes));
     return call;
@@ -126,16 +130,17 @@ class ResidencyService final : public v1::Residency::CallbackService {
     const auto session = Begin(*context, response, call);
     if (session == nullptr) return call;
     for (const v1::LoadItem& item : request->items()) {
-      if (item.target() == v1::LOAD_TARGET_STAGING || item.target() == v1::LOAD_TARGET_HOT_BUFFER) continue;
-      call->Reply(absl::InvalidArgumentError(absl::StrCat("target: ", static_cast<int>(item.target()),
-                                                          " given, allowed are STAGING (1) and HOT_BUFFER (2)")));
+      if (item.target() != v1::LOAD_TARGET_UNSPECIFIED && v1::LoadTarget_IsValid(item.target())) continue;
+      call->Reply(
+          absl::InvalidArgumentError(absl::StrCat("target: ", static_cast<int>(item.target()),
+                                                  " given, allowed are STAGING (1), HOT_BUFFER (2) and TENSOR (3)")));
       return call;
     }
     session->Load(Map<core::LoadItem>(request->items(),
                                       [](const v1::LoadItem& item) {
-                                        return core::LoadItem{FromProto(item.range()),
-                                                              item.target() == v1::LOAD_TARGET_HOT_BUFFER,
-                                                              item.staging_offset_bytes()};
+                                        return core::LoadItem{
+                                            FromProto(item.range()), static_cast<core::RowTarget>(item.target()),
+                                            item.staging_offset_bytes(), rpc::FromProto(item.tensor())};
                                       }),
                   ReplyTo(call, response, &v1::LoadResponse::set_loaded_bytes));
     return call;
@@ -224,6 +229,40 @@ class ResidencyService final : public v1::Residency::CallbackService {
     return call;
   }
 
+  grpc::ServerUnaryReactor* Arm(grpc::CallbackServerContext* context, const v1::ArmRequest* request,
+                                v1::ArmResponse* response) override {
+    auto* call = new UnaryCall(service_, "Residency/Arm");
+    const auto session = Begin(*context, response, call);
+    if (session == nullptr) return call;
+    session->Arm(
+        request->top_k(),
+        [metrics = service_.metrics](const core::PlaneStep& step) {
+          const double seconds = static_cast<double>(step.device_ns) * 1e-9;
+          metrics->ObserveStep(server::StepPlane::kServer, seconds);
+        },
+        [call, response](absl::StatusOr<core::ArmResult> armed) {
+          if (armed.ok()) {
+            response->set_first_step(armed->first_step);
+            response->set_doorbell_timeout_ms(
+                static_cast<uint32_t>(absl::ToInt64Milliseconds(armed->doorbell_timeout)));
+          }
+          call->Reply(armed.status());
+        });
+    return call;
+  }
+
+  grpc::ServerUnaryReactor* Disarm(grpc::CallbackServerContext* context, const v1::DisarmRequest*,
+                                   v1::DisarmResponse* response) override {
+    auto* call = new UnaryCall(service_, "Residency/Disarm");
+    const auto session = Begin(*context, response, call);
+    if (session == nullptr) return call;
+    session->Disarm([call, response](absl::StatusOr<uint64_t> steps) {
+      if (steps.ok()) response->set_steps(*steps);
+      call->Reply(steps.status());
+    });
+    return call;
+  }
+
   grpc::ServerBidiReactor<v1::RunStepsRequest, v1::RunStepsResponse>* RunSteps(
       grpc::CallbackServerContext* context) override {
     return new RunStepsStream(service_, Authenticate(service_, *context));
@@ -251,13 +290,6 @@ class ResidencyService final : public v1::Residency::CallbackService {
       call->step.Run(*session, *request, response, [call](absl::Status status) { call->Reply(status); });
     }
     return reactor;
-  }
-
-  static bool CheckSource(v1::DataSource source, UnaryCall* call) {
-    if (source == v1::DATA_SOURCE_INLINE || source == v1::DATA_SOURCE_SHARED) return true;
-    call->Reply(absl::InvalidArgumentError(
-        absl::StrCat("source: ", static_cast<int>(source), " given, allowed are INLINE (1) and SHARED (2)")));
-    return false;
   }
 
   // Ends a batch call: the items' statuses, and the bytes in the field that `set_bytes` sets.

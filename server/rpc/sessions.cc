@@ -1,21 +1,23 @@
 #include <deque>
 #include <utility>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "server/rpc/pool_messages.h"
 #include "server/rpc/services.h"
+#include "server/rpc/tensor_messages.h"
 #include "stoker/v1/sessions.grpc.pb.h"
 
 namespace stoker::rpc {
 namespace {
-
-constexpr char kCpu[] = "cpu";  // the device that is no GPU
 
 core::SessionSpec FromProto(const v1::AttachRequest& proto) {
   core::SessionSpec spec;
   spec.pool = proto.pool();
   spec.name = proto.name();
   spec.device = proto.device();
+  spec.direct = proto.plane() == v1::PLANE_DIRECT;
   spec.state_rows = proto.state_rows();
   spec.hot_rows = proto.hot_rows();
   spec.max_top_k = proto.max_top_k();
@@ -48,11 +50,44 @@ void ToProto(const core::ArenaLayout& layout, const std::string& descriptor_path
   if (layout.has_descriptor) proto->set_descriptor_socket(descriptor_path);
 }
 
-void AddPlane(v1::Plane plane, const char* reason, v1::Attached* attached) {
+void AddPlane(v1::Plane plane, absl::string_view reason, v1::Attached* attached) {
   v1::PlaneStatus* status = attached->add_planes();
   status->set_plane(plane);
-  status->set_available(reason == nullptr);
-  if (reason != nullptr) status->set_reason(reason);
+  status->set_available(reason.empty());
+  status->set_reason(std::string(reason));
+}
+
+// Why the session cannot be armed; empty where it can.
+absl::string_view NoServerPlane(const core::Session& session, const v1::ArenaLayout& arena) {
+  if (!session.no_server_plane().empty()) return session.no_server_plane();
+  return arena.descriptor_socket().empty() && arena.cuda_ipc_handle().empty()
+             ? "the arena, where the doorbells are, cannot be mapped"
+             : "";
+}
+
+// Why no session like this one can be on the direct plane; empty where it can.
+std::string NoDirectPlane(const ServiceContext& service, const core::Session& session) {
+  std::string reason = service.registry->NoDirectPlane(session.spec().device, *session.pool());
+  if (reason.empty() && service.descriptor_path.empty()) reason = "the daemon has no Unix socket to hand memory out";
+  return reason;
+}
+
+void ToProto(const core::DirectLayout& layout, const std::string& descriptor_path, v1::DirectAccess* proto) {
+  proto->set_memory(layout.cuda ? v1::DirectAccess::MEMORY_CUDA : v1::DirectAccess::MEMORY_FILE);
+  proto->mutable_part_bytes()->Add(layout.part_bytes.begin(), layout.part_bytes.end());
+  proto->set_layer_stride_bytes(layout.layer_stride_bytes);
+  proto->set_sequence_words_offset_bytes(layout.words_offset_bytes);
+  proto->set_sequence_words(layout.words);
+  proto->set_result_offset_bytes(layout.result_offset_bytes);
+  proto->set_descriptor_socket(descriptor_path);
+}
+
+// FAILED_PRECONDITION: the request is for the direct plane, and its sender cannot be handed the memory.
+absl::Status CheckReach(const grpc::CallbackServerContext& context, const v1::AttachRequest& request) {
+  if (request.plane() != v1::PLANE_DIRECT || absl::StartsWith(context.peer(), "unix:")) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "plane: the direct plane is not available: memory is handed out through the daemon's Unix socket, and ",
+      context.peer(), " does not come through it"));
 }
 
 // The stream of one session. Lives until gRPC is done with it; the session's events reach it through shared ownership
@@ -65,9 +100,14 @@ class AttachStream final : public grpc::ServerWriteReactor<v1::AttachResponse> {
     AttachStream* stream ABSL_GUARDED_BY(mutex) = nullptr;
   };
 
-  AttachStream(const ServiceContext& service, const v1::AttachRequest& request)
+  // `refused`: the answer, where it is not OK.
+  AttachStream(const ServiceContext& service, const v1::AttachRequest& request, const absl::Status& refused)
       : service_(service), started_(absl::Now()), link_(std::make_shared<Link>()) {
     link_->stream = this;
+    if (!refused.ok()) {
+      End(*link_, refused);
+      return;
+    }
     core::Registry::SessionEvents events;
     events.draining = [link = link_](absl::Duration grace) {
       v1::AttachResponse event;
@@ -86,6 +126,9 @@ class AttachStream final : public grpc::ServerWriteReactor<v1::AttachResponse> {
       v1::AttachResponse event;
       event.mutable_superseded()->set_by_session_id(by.value);
       Send(*link, std::move(event));
+    };
+    events.stepped = [metrics = service_.metrics](const core::PlaneStep& last) {
+      metrics->ObserveStep(server::StepPlane::kDirect, static_cast<double>(last.device_ns) * 1e-9);
     };
     events.ended = [link = link_](const absl::Status& reason) { End(*link, reason); };
     service_.registry->Attach(FromProto(request), std::move(events),
@@ -150,7 +193,6 @@ class AttachStream final : public grpc::ServerWriteReactor<v1::AttachResponse> {
     attached->set_session_id(session.id().value);
     attached->set_token(session.token());
     attached->set_device(session.spec().device);
-    const bool cpu = session.spec().device == kCpu;
     ToProto(session.arena(), service_.descriptor_path, attached->mutable_arena());
     rpc::ToProto(session.pool()->pool.spec(), attached->mutable_pool());
     v1::SessionLimits* limits = attached->mutable_limits();
@@ -160,15 +202,12 @@ class AttachStream final : public grpc::ServerWriteReactor<v1::AttachResponse> {
     limits->set_max_batch_items(static_cast<uint32_t>(session.limits().max_batch_items));
     limits->set_max_message_bytes(static_cast<uint64_t>(service_.max_message_bytes));
     limits->set_max_queued_operations(static_cast<uint32_t>(session.limits().max_queued_operations));
-    AddPlane(v1::PLANE_RPC, nullptr, attached);
-    AddPlane(v1::PLANE_SERVER,
-             cpu ? "the device is the CPU; the server plane needs a GPU and MPS"
-                 : "this version of the daemon has no server plane",
-             attached);
-    AddPlane(
-        v1::PLANE_DIRECT,
-        cpu ? "the device is the CPU; the direct plane needs a GPU" : "this version of the daemon has no direct plane",
-        attached);
+    limits->set_max_tensors(static_cast<uint32_t>(session.limits().tensors.max_tensors));
+    limits->set_max_tensor_bytes(session.limits().tensors.max_bytes);
+    AddPlane(v1::PLANE_RPC, session.direct() ? "the session is on the direct plane" : "", attached);
+    AddPlane(v1::PLANE_SERVER, NoServerPlane(session, attached->arena()), attached);
+    AddPlane(v1::PLANE_DIRECT, NoDirectPlane(service_, session), attached);
+    if (session.direct()) ToProto(*session.arena().direct, service_.descriptor_path, attached->mutable_direct());
     bool cancelled = false;
     {
       absl::MutexLock lock(&link_->mutex);
@@ -220,9 +259,9 @@ class SessionsService final : public v1::Sessions::CallbackService {
  public:
   explicit SessionsService(const ServiceContext& service) : service_(service) {}
 
-  grpc::ServerWriteReactor<v1::AttachResponse>* Attach(grpc::CallbackServerContext*,
+  grpc::ServerWriteReactor<v1::AttachResponse>* Attach(grpc::CallbackServerContext* context,
                                                        const v1::AttachRequest* request) override {
-    return new AttachStream(service_, *request);
+    return new AttachStream(service_, *request, CheckReach(*context, *request));
   }
 
   grpc::ServerUnaryReactor* Detach(grpc::CallbackServerContext* context, const v1::DetachRequest*,
@@ -232,6 +271,38 @@ class SessionsService final : public v1::Sessions::CallbackService {
     const absl::StatusOr<std::shared_ptr<core::Session>> session = Authenticate(service_, *context);
     call->Reply(session.ok() ? service_.registry->EndSession((*session)->id(), absl::OkStatus(), /*retain=*/false)
                              : session.status());
+    return call;
+  }
+
+  grpc::ServerUnaryReactor* RegisterTensor(grpc::CallbackServerContext* context,
+                                           const v1::RegisterTensorRequest* request,
+                                           v1::RegisterTensorResponse* response) override {
+    auto* call = new UnaryCall(service_, "Sessions/RegisterTensor");
+    response->set_boot_epoch(service_.registry->epoch());
+    const absl::StatusOr<std::shared_ptr<core::Session>> session = Authenticate(service_, *context);
+    if (!session.ok()) {
+      call->Reply(session.status());
+      return call;
+    }
+    (*session)->RegisterTensor(rpc::FromProto(*request), [call, response](absl::StatusOr<core::TensorId> id) {
+      if (id.ok()) response->set_tensor_id(id->value);
+      call->Reply(id.status());
+    });
+    return call;
+  }
+
+  grpc::ServerUnaryReactor* UnregisterTensor(grpc::CallbackServerContext* context,
+                                             const v1::UnregisterTensorRequest* request,
+                                             v1::UnregisterTensorResponse* response) override {
+    auto* call = new UnaryCall(service_, "Sessions/UnregisterTensor");
+    response->set_boot_epoch(service_.registry->epoch());
+    const absl::StatusOr<std::shared_ptr<core::Session>> session = Authenticate(service_, *context);
+    if (session.ok()) {
+      (*session)->UnregisterTensor(core::TensorId{request->tensor_id()},
+                                   [call](const absl::Status& status) { call->Reply(status); });
+    } else {
+      call->Reply(session.status());
+    }
     return call;
   }
 

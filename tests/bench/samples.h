@@ -25,6 +25,7 @@ class Samples {
  public:
   void Add(double us) { us_.push_back(us); }
   size_t count() const { return us_.size(); }
+  const std::vector<double>& values() const { return us_; }
   // Nearest rank; 0 when empty.
   double Percentile(double fraction) const {
     if (us_.empty()) return 0;

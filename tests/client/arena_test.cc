@@ -10,6 +10,7 @@
 #include <iterator>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -170,6 +171,67 @@ TEST(ArenaTest, MailboxViewsAreTheSharedMemory) {
   EXPECT_EQ(oracle.At("staging", {255}), std::byte{5});
 }
 
+TEST(ArenaTest, MailOfThePlaneIsTheSharedMemory) {
+  for (const uint64_t stride : {8, 16, 64}) {
+    Case c(v1::ROW_LAYOUT_LINEAR);
+    c.tensor("request")->set_stride_bytes(0, stride);
+    c.tensor("done")->set_stride_bytes(0, stride);
+    auto opened = c.Open();
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    EXPECT_EQ((*opened)->groups(), 2u);
+    const absl::StatusOr<PlaneMail> mail = (*opened)->Mail();
+    ASSERT_TRUE(mail.ok()) << mail.status();
+    Oracle oracle(c);
+    ASSERT_EQ(mail->request.size(), 3u);
+    ASSERT_EQ(mail->done.size(), 3u);
+    EXPECT_EQ(mail->request.stride_bytes(), stride);
+    for (uint64_t i = 0; i < 3; ++i) {
+      mail->request[i] = 100 + i;
+      EXPECT_EQ(reinterpret_cast<uint64_t&>(oracle.At("request", {i})), 100 + i);
+      reinterpret_cast<uint64_t&>(oracle.At("done", {i})) = 200 + i;
+      EXPECT_EQ(mail->done[i], 200 + i);
+    }
+    reinterpret_cast<int32_t&>(oracle.At("ended", {0})) = 3;
+    EXPECT_EQ(*mail->ended, 3);
+    *mail->batch_rows = 4;
+    EXPECT_EQ(reinterpret_cast<int32_t&>(oracle.At("batch_rows", {0})), 4);
+    ASSERT_EQ(mail->sequence_ids.size(), 5u);
+    for (uint64_t row = 0; row < 5; ++row) {
+      mail->sequence_ids[row] = ~row;
+      EXPECT_EQ(reinterpret_cast<uint64_t&>(oracle.At("sequence_ids", {row})), ~row);
+      reinterpret_cast<int32_t&>(oracle.At("statuses", {row})) = static_cast<int32_t>(row);
+    }
+    EXPECT_THAT(mail->statuses, testing::ElementsAre(0, 1, 2, 3, 4));
+    int32_t mark = 10;
+    for (const auto& [name, view] : {std::pair("state_rows", mail->state_rows), std::pair("lengths", mail->lengths),
+                                     std::pair("commits", mail->commits)}) {
+      ASSERT_EQ(view.size(), 5u);
+      for (uint64_t row = 0; row < 5; ++row) {
+        view[row] = ++mark;
+        EXPECT_EQ(reinterpret_cast<int32_t&>(oracle.At(name, {row})), mark) << name;
+      }
+    }
+  }
+}
+
+// An older daemon knows none of the plane's tensors. One that knows some of them is broken.
+TEST(ArenaTest, AnOlderDaemonsArenaHasNoMail) {
+  const std::vector<std::string> names = {"request",    "done",    "ended",   "batch_rows", "sequence_ids",
+                                          "state_rows", "lengths", "commits", "statuses"};
+  Case older(v1::ROW_LAYOUT_LINEAR);
+  for (const std::string& name : names) older.tensor(name)->set_name("else." + name);
+  auto arena = older.Open();
+  ASSERT_TRUE(arena.ok()) << arena.status();
+  EXPECT_TRUE((*arena)->Indices(0).ok());
+  EXPECT_EQ((*arena)->Mail().status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string((*arena)->Mail().status().message()), HasSubstr("version without a server plane"));
+  for (const std::string& name : names) {
+    Case broken(v1::ROW_LAYOUT_LINEAR);
+    broken.tensor(name)->set_name("else");
+    EXPECT_EQ(broken.Open().status(), absl::InternalError("arena tensor '" + name + "' is missing"));
+  }
+}
+
 TEST(ArenaTest, BatchRowsDefaultToStateRowsAndStagingMayBeAbsent) {
   Case c(v1::ROW_LAYOUT_SPLIT_KV);
   c.request.set_max_batch_rows(0);
@@ -233,6 +295,17 @@ TEST(ArenaTest, MalformedLayoutsAreRefusedByName) {
       {"two dense tensors in one place",
        [](Case& c) { c.tensor("hot.1")->set_offset_bytes(c.tensor("hot.0")->offset_bytes() + 64); },
        {"hot.1", "lies inside 'hot.0'"}},
+      {"a doorbell too few", [](Case& c) { c.tensor("request")->set_shape(0, 2); }, {"request", "[2], not [3]"}},
+      {"doorbells that overlap", [](Case& c) { c.tensor("done")->set_stride_bytes(0, 4); }, {"done", "stride_bytes"}},
+      {"misaligned doorbells",
+       [](Case& c) { c.tensor("request")->set_offset_bytes(c.tensor("request")->offset_bytes() + 4); },
+       {"request", "multiple of 8"}},
+      {"last doorbell beyond the size",
+       [](Case& c) { c.tensor("done")->set_offset_bytes(c.attached.arena().size_bytes() - 2 * 64); },
+       {"done", "beyond size_bytes"}},
+      {"doorbells of another width", [](Case& c) { c.tensor("done")->set_element("i32"); }, {"done", "'i32'"}},
+      {"lengths apart", [](Case& c) { c.tensor("lengths")->set_stride_bytes(0, 8); }, {"lengths", "stride_bytes[0]"}},
+      {"statuses for too few rows", [](Case& c) { c.tensor("statuses")->set_shape(0, 4); }, {"statuses", "[5]"}},
       {"missing tensor", [](Case& c) { c.tensor("hot.2")->set_name("hot.3"); }, {"hot.2", "missing"}},
       {"tensor twice", [](Case& c) { c.tensor("hot.2")->set_name("hot.1"); }, {"hot.1", "twice"}},
       {"size beyond the descriptor",
@@ -277,6 +350,7 @@ TEST(ArenaTest, UnmappedArenaSaysWhy) {
   EXPECT_EQ(arena->Indices(0).status(), why);
   EXPECT_EQ(arena->HotRows(0).status(), why);
   EXPECT_EQ(arena->Misses(0).status(), why);
+  EXPECT_EQ(arena->Mail().status(), why);
   EXPECT_EQ(arena->Staging().status(), why);
   EXPECT_EQ(arena->HotRow(0, RowPart::kRow, 0).status(), why);
   EXPECT_TRUE(arena->bytes().empty());

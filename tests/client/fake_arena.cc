@@ -113,6 +113,17 @@ v1::ArenaLayout FakeArenaLayout(const v1::AttachRequest& request, const v1::Pool
     }
     builder.Add(absl::StrCat("misses.", i), "i32", builder.Reserve(batch_rows * 4), {batch_rows}, {4});
   }
+  // Doorbells in cache lines of their own.
+  const uint64_t doorbells = static_cast<uint64_t>(request.groups_size()) + 1;
+  for (const char* const name : {"request", "done"}) {
+    builder.Add(name, "u64", builder.Reserve(doorbells * kAlignment), {doorbells}, {kAlignment});
+  }
+  builder.Add("ended", "i32", builder.Reserve(4), {1}, {4});
+  builder.Add("batch_rows", "i32", builder.Reserve(4), {1}, {4});
+  builder.Add("sequence_ids", "u64", builder.Reserve(batch_rows * 8), {batch_rows}, {8});
+  for (const char* const name : {"state_rows", "lengths", "commits", "statuses"}) {
+    builder.Add(name, "i32", builder.Reserve(batch_rows * 4), {batch_rows}, {4});
+  }
   builder.Add("staging", "u8", builder.Reserve(request.staging_bytes()), {request.staging_bytes()}, {1});
   return layout;
 }

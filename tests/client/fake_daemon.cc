@@ -81,7 +81,10 @@ struct FakeSession {
   Lease* lease = nullptr;
   FileDescriptor memory;
   v1::AttachRequest request;
+  v1::ArenaLayout layout;
   std::set<uint64_t> sequences;
+  // Its thread asks for mutex_: to be destroyed without it.
+  std::unique_ptr<FakePlane> plane;
 };
 
 }  // namespace
@@ -153,6 +156,19 @@ class FakeDaemon::Impl {
     if (token->empty()) return absl::UnauthenticatedError("metadata stoker-token is missing");
     if (sessions_.count(*token) == 0) return absl::PermissionDeniedError("metadata stoker-token is no session's");
     return absl::OkStatus();
+  }
+
+  // The session's plane, which is its own no more.
+  std::unique_ptr<FakePlane> TakePlane(const std::string& token) {
+    const std::lock_guard lock(mutex_);
+    const auto found = sessions_.find(token);
+    return found == sessions_.end() ? nullptr : std::move(found->second.plane);
+  }
+
+  absl::Status CheckNotArmed(const std::string& token) {
+    const auto found = sessions_.find(token);
+    const bool armed = found != sessions_.end() && found->second.plane != nullptr;
+    return armed ? absl::FailedPreconditionError("the session is armed") : absl::OkStatus();
   }
 
   absl::Status CheckSequence(const std::string& token, uint64_t id) {
@@ -326,6 +342,7 @@ class FakeDaemon::Impl {
       const uint64_t id = ++impl_.last_session_id_;
       const std::string token = absl::StrCat("token-", impl_.boot_epoch_, "-", id);
       auto* const lease = new Lease([this, token] {
+        impl_.TakePlane(token);
         const std::lock_guard end_lock(impl_.mutex_);
         impl_.sessions_.erase(token);
         impl_.session_ended_.notify_all();
@@ -346,12 +363,19 @@ class FakeDaemon::Impl {
       attached.mutable_arena()->set_descriptor_socket(impl_.descriptor_path_);
       *attached.mutable_pool() = pool->second;
       attached.set_device("cpu");
+      for (const v1::Plane plane : {v1::PLANE_RPC, v1::PLANE_SERVER, v1::PLANE_DIRECT}) {
+        v1::PlaneStatus& offer = *attached.add_planes();
+        offer.set_plane(plane);
+        offer.set_available(plane != v1::PLANE_DIRECT);
+        if (plane == v1::PLANE_DIRECT) offer.set_reason("the fake daemon has no direct plane");
+      }
       FakeSession& session = impl_.sessions_[token];
       session.id = id;
       session.name = request->name();
       session.lease = lease;
       session.request = *request;
       session.memory = MakeMemory(attached.arena().size_bytes());
+      session.layout = attached.arena();
       if (impl_.editor_) impl_.editor_(&first);
       lease->Send(first);
       return lease;
@@ -492,6 +516,38 @@ class FakeDaemon::Impl {
       response->set_rows("bytes");
       return ToGrpc(impl_.CheckSequence(token, request->sequence_id()));
     }
+    grpc::Status Arm(grpc::ServerContext* context, const v1::ArmRequest* request, v1::ArmResponse* response) override {
+      std::string token;
+      if (absl::Status s = impl_.Enter("Arm", *context, true, &token); !s.ok()) return ToGrpc(s);
+      if (const auto before = impl_.TakePlane(token); before != nullptr) before->Disarm();
+      const auto check = [impl = &impl_, token](const FakePlane::Row& row) -> int32_t {
+        if (row.sequence_id == 0) return v1::BATCH_ROW_STATUS_UNSPECIFIED;
+        const std::lock_guard lock(impl->mutex_);
+        return impl->CheckSequence(token, row.sequence_id).ok() ? v1::BATCH_ROW_STATUS_UNSPECIFIED
+                                                                : v1::BATCH_ROW_STATUS_UNKNOWN_SEQUENCE;
+      };
+      const std::lock_guard lock(impl_.mutex_);
+      const auto found = impl_.sessions_.find(token);
+      if (found == impl_.sessions_.end()) return ToGrpc(absl::FailedPreconditionError("the session has ended"));
+      FakeSession& session = found->second;
+      session.plane = std::make_unique<FakePlane>(session.memory, session.layout, impl_.first_step_, request->top_k(),
+                                                  check, impl_.plane_hook_);
+      response->set_boot_epoch(impl_.boot_epoch_);
+      response->set_first_step(impl_.first_step_);
+      response->set_doorbell_timeout_ms(5000);
+      if (impl_.armed_editor_) impl_.armed_editor_(response);
+      return grpc::Status::OK;
+    }
+    grpc::Status Disarm(grpc::ServerContext* context, const v1::DisarmRequest*, v1::DisarmResponse* response) override {
+      std::string token;
+      if (absl::Status s = impl_.Enter("Disarm", *context, true, &token); !s.ok()) return ToGrpc(s);
+      const auto plane = impl_.TakePlane(token);
+      if (plane == nullptr) return ToGrpc(absl::FailedPreconditionError("the session is not armed"));
+      response->set_steps(plane->Disarm());
+      const std::lock_guard lock(impl_.mutex_);
+      response->set_boot_epoch(impl_.boot_epoch_);
+      return grpc::Status::OK;
+    }
     grpc::Status RunSteps(grpc::ServerContext* context,
                           grpc::ServerReaderWriter<v1::RunStepsResponse, v1::RunStepsRequest>* stream) override {
       std::string token;
@@ -509,6 +565,7 @@ class FakeDaemon::Impl {
     absl::Status DoStep(const std::string& token, const v1::StepRequest& request, v1::StepResponse* response) {
       if (request.rows().empty()) return absl::InvalidArgumentError("rows is empty");
       const std::lock_guard lock(impl_.mutex_);
+      if (absl::Status s = impl_.CheckNotArmed(token); !s.ok()) return s;
       response->set_boot_epoch(impl_.boot_epoch_);
       for (const v1::StepRow& row : request.rows()) {
         SetItem(row.sequence_id() == 0 ? absl::OkStatus() : impl_.CheckSequence(token, row.sequence_id()),
@@ -573,6 +630,9 @@ class FakeDaemon::Impl {
   std::vector<SeenCall> calls_;
   std::function<absl::Status(const std::string&)> hook_;
   std::function<void(v1::AttachResponse*)> editor_;
+  FakePlane::Hook plane_hook_;
+  uint64_t first_step_ = 1;
+  std::function<void(v1::ArmResponse*)> armed_editor_;
 };
 
 FakeDaemon::FakeDaemon(std::string directory) : impl_(std::make_unique<Impl>(std::move(directory))) { impl_->Start(); }
@@ -598,6 +658,21 @@ void FakeDaemon::SetHook(std::function<absl::Status(const std::string&)> hook) {
 void FakeDaemon::SetAttachedEditor(std::function<void(v1::AttachResponse*)> editor) {
   const std::lock_guard lock(impl_->mutex_);
   impl_->editor_ = std::move(editor);
+}
+
+void FakeDaemon::SetPlaneHook(FakePlane::Hook hook) {
+  const std::lock_guard lock(impl_->mutex_);
+  impl_->plane_hook_ = std::move(hook);
+}
+
+void FakeDaemon::SetFirstStep(uint64_t first_step) {
+  const std::lock_guard lock(impl_->mutex_);
+  impl_->first_step_ = first_step;
+}
+
+void FakeDaemon::SetArmedEditor(std::function<void(v1::ArmResponse*)> editor) {
+  const std::lock_guard lock(impl_->mutex_);
+  impl_->armed_editor_ = std::move(editor);
 }
 
 void FakeDaemon::Send(const v1::AttachResponse& event) {

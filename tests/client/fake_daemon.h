@@ -1,5 +1,6 @@
 // A daemon that runs in the test's process and keeps to the protos' contract as far as the client can see: real gRPC on
-// a real Unix socket, tokens checked, sequences opened and closed, arenas handed out. It moves no rows.
+// a real Unix socket, tokens checked, sequences opened and closed, arenas handed out, sessions armed (fake_plane.h). It
+// moves no rows.
 //
 // Thread safety: any thread.
 #pragma once
@@ -15,7 +16,9 @@
 #include "client/arena.h"
 #include "stoker/v1/admin.pb.h"
 #include "stoker/v1/pools.pb.h"
+#include "stoker/v1/residency.pb.h"
 #include "stoker/v1/sessions.pb.h"
+#include "tests/client/fake_plane.h"
 
 namespace stoker::client {
 
@@ -45,6 +48,14 @@ class FakeDaemon {
   void SetHook(std::function<absl::Status(const std::string& method)> hook);
   // Changes the first message of each later Attach.
   void SetAttachedEditor(std::function<void(v1::AttachResponse*)> editor);
+
+  // Runs on the thread of each plane that is armed later, when the engine has rung a doorbell and before that is
+  // answered. It must not block when the daemon is killed.
+  void SetPlaneHook(FakePlane::Hook hook);
+  // Of planes that are armed later; 1 by default.
+  void SetFirstStep(uint64_t first_step);
+  // Changes the reply of each later Arm, when the plane runs already.
+  void SetArmedEditor(std::function<void(v1::ArmResponse*)> editor);
 
   // Sends an event to all sessions.
   void Send(const v1::AttachResponse& event);

@@ -204,11 +204,40 @@ TEST_F(StokerctlTest, DrainAndUndrain) {
 }
 
 TEST_F(StokerctlTest, ExamplesRun) {
-  for (const char* const program : {EXAMPLE_DECODE, EXAMPLE_SHARED_ARENA}) {
+  for (const char* const program : {EXAMPLE_DECODE, EXAMPLE_SHARED_ARENA, EXAMPLE_SERVER_PLANE}) {
     const ProgramResult result = RunProgram(program, {daemon_.address()}, {}, directory_.path());
     EXPECT_EQ(result.exit_code, 0) << result.err;
     EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '\n'), 8) << result.out;
+    EXPECT_THAT(result.err, IsEmpty());
   }
+}
+
+TEST_F(StokerctlTest, TheServerPlanesExampleStepsByDoorbellsWhereItCan) {
+  const auto run = [&] { return RunProgram(EXAMPLE_SERVER_PLANE, {daemon_.address()}, {}, directory_.path()); };
+  EXPECT_EQ(run().exit_code, 0);
+  EXPECT_THAT(daemon_.calls("Arm"), testing::SizeIs(1));
+  EXPECT_THAT(daemon_.calls("Disarm"), testing::SizeIs(1));
+  EXPECT_THAT(daemon_.calls("Step"), IsEmpty());
+  // All are armed that may be.
+  daemon_.SetHook([](const std::string& method) {
+    return method == "Arm" ? absl::ResourceExhaustedError("max_armed_sessions 1") : absl::OkStatus();
+  });
+  EXPECT_THAT(run().err, HasSubstr("steps are calls, for there is no server plane: max_armed_sessions 1\n"));
+  EXPECT_THAT(daemon_.calls("Step"), testing::SizeIs(8));
+  daemon_.SetHook(nullptr);
+  // The plane is not offered.
+  daemon_.SetAttachedEditor([](v1::AttachResponse* first) {
+    for (v1::PlaneStatus& status : *first->mutable_attached()->mutable_planes()) {
+      status.set_available(status.plane() == v1::PLANE_RPC);
+      status.set_reason("no MPS");
+    }
+  });
+  const ProgramResult result = run();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("steps are calls, for there is no server plane: plane server: no MPS\n"));
+  EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '\n'), 8) << result.out;
+  EXPECT_THAT(daemon_.calls("Step"), testing::SizeIs(16));
+  EXPECT_THAT(daemon_.calls("Arm"), testing::SizeIs(2));
 }
 
 }  // namespace

@@ -108,6 +108,14 @@ class BouncedStream final : public Stream {
     batch_.push_back({staged, to_reach ? nullptr : dst});
     return from_reach ? stream_->Copy(staged->data(), src, bytes) : stream_->Copy(dst, staged->data(), bytes);
   }
+  absl::Status Write(uint64_t* target, uint64_t value) override {
+    Check("write.target", target);
+    return stream_->Write(target, value);
+  }
+  absl::Status Write(int32_t* target, int32_t value) override {
+    Check("write.target", target);
+    return stream_->Write(target, value);
+  }
 
   absl::Status Resolve(const kernels::ResolveArgs& args) override {
     Check(args.residency);
@@ -159,6 +167,33 @@ class BouncedStream final : public Stream {
     Check(args.residency);
     return stream_->Place(args);
   }
+  absl::Status AwaitDoorbell(const kernels::AwaitDoorbellArgs& args) override {
+    Check("await_doorbell.state", args.state);
+    Check("await_doorbell.request", args.request);
+    Check("await_doorbell.abort", args.abort);
+    return stream_->AwaitDoorbell(args);
+  }
+  absl::Status RingDoorbell(const kernels::RingDoorbellArgs& args) override {
+    Check("ring_doorbell.state", args.state);
+    Check("ring_doorbell.done", args.done);
+    return stream_->RingDoorbell(args);
+  }
+  absl::Status AwaitQuiet(const kernels::AwaitQuietArgs& args) override {
+    Check("await_quiet.state", args.state);
+    return stream_->AwaitQuiet(args);
+  }
+  absl::Status BeginBatch(const kernels::BatchArgs& args) override {
+    Check(args);
+    return stream_->BeginBatch(args);
+  }
+  absl::Status PlanCommits(const kernels::BatchArgs& args) override {
+    Check(args);
+    return stream_->PlanCommits(args);
+  }
+  absl::Status EndBatch(const kernels::BatchArgs& args) override {
+    Check(args);
+    return stream_->EndBatch(args);
+  }
 
  private:
   struct Copied {
@@ -174,6 +209,31 @@ class BouncedStream final : public Stream {
   void Check(const kernels::Residency& residency) const {
     Check("residency.slot_key", residency.slot_key);
     Check("residency.lru", residency.lru);
+  }
+  void Check(const kernels::BatchArgs& args) const {
+    for (const void* pointer : {static_cast<const void*>(args.state),
+                                static_cast<const void*>(args.mail.rows),
+                                static_cast<const void*>(args.mail.sequence_ids),
+                                static_cast<const void*>(args.mail.state_rows),
+                                static_cast<const void*>(args.mail.lengths),
+                                static_cast<const void*>(args.mail.commits),
+                                static_cast<const void*>(args.mail.statuses),
+                                static_cast<const void*>(args.plan.rows),
+                                static_cast<const void*>(args.plan.state_rows),
+                                static_cast<const void*>(args.plan.lengths),
+                                static_cast<const void*>(args.plan.newest_pool_rows),
+                                static_cast<const void*>(args.plan.newest_hot_rows),
+                                static_cast<const void*>(args.plan.words),
+                                static_cast<const void*>(args.plan.commit_hot_rows),
+                                static_cast<const void*>(args.plan.commit_pool_rows),
+                                static_cast<const void*>(args.plan.claims),
+                                static_cast<const void*>(args.entries),
+                                static_cast<const void*>(args.words),
+                                static_cast<const void*>(args.block_table),
+                                static_cast<const void*>(args.committed_rows),
+                                static_cast<const void*>(args.ended)}) {
+      Check("batch", pointer);
+    }
   }
 
   const std::shared_ptr<Device> device_;
@@ -205,6 +265,9 @@ class Bounced final : public BouncedBackend {
   }
   absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(size_t bytes) override {
     return Reached(cpu_->AllocateHost(bytes), true);
+  }
+  absl::StatusOr<std::unique_ptr<Buffer>> MapClientMemory(const kernels::ClientMemory& memory) override {
+    return Reached(cpu_->MapClientMemory(memory), false);
   }
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override {
     absl::StatusOr<std::unique_ptr<Stream>> stream = cpu_->CreateStream();

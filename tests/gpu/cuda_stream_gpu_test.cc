@@ -65,5 +65,25 @@ TEST_P(CudaStreamTest, EndsWithCopiesThatNobodyAskedFor) {
   EXPECT_EQ(ended.wait_for(std::chrono::seconds(10)), std::future_status::ready);
 }
 
+// A program cannot stage bytes: those that it copied when it was recorded would be copied for ever.
+TEST_P(CudaStreamTest, ProgramsCopyNoPageableMemory) {
+  const std::unique_ptr<Backend> backend = GetParam().make(1);
+  const auto device = backend->AllocateShared(4096).value();
+  const auto pinned = backend->AllocateHost(4096).value();
+  const auto stream = backend->CreateStream().value();
+  std::vector<std::byte> host(8);
+  const auto from = stream->MakeProgram([&](Stream& on) { return on.Copy(device->data(), host.data(), 8); });
+  EXPECT_EQ(from.status().code(), absl::StatusCode::kInvalidArgument) << from.status();
+  const auto to = stream->MakeProgram([&](Stream& on) { return on.Copy(host.data(), device->data(), 8); });
+  EXPECT_EQ(to.status().code(), absl::StatusCode::kInvalidArgument) << to.status();
+  auto program = stream->MakeProgram([&](Stream& on) { return on.Copy(device->data(), pinned->data(), 8); });
+  ASSERT_TRUE(program.ok()) << program.status();
+  pinned->data()[0] = std::byte{9};
+  ASSERT_TRUE((*program)->Enqueue().ok());
+  ASSERT_TRUE(stream->Copy(host.data(), device->data(), 8).ok());
+  ASSERT_TRUE(Finish(*stream).ok());
+  EXPECT_EQ(host[0], std::byte{9});
+}
+
 }  // namespace
 }  // namespace stoker::kernels::cuda

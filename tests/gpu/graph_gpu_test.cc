@@ -1,12 +1,11 @@
-// Steps replayed from a CUDA graph: the same kernels, with the same arguments, on inputs that change between replays.
+// Steps replayed from a program, which is a CUDA graph: the same kernels, with the same arguments, on inputs that
+// change between replays.
 //
-// The graph is captured once: resolve with its gather, a transfer out of the pool, an invalidate of what has just
+// The program is recorded once: resolve with its gather, a transfer out of the pool, an invalidate of what has just
 // become hot, resolve with its gather once more, and a transfer into the pool. Each kernel reads what the one before
 // has written, and may have been launched before that one has ended. Between replays entries, lengths, state rows,
 // block tables, the number of real rows and all lists change in device memory. After each replay all memory is compared
 // with the oracle's: outputs, residency, hot rows, pool.
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -16,7 +15,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cuda/cuda_stream.h"
+#include "kernels/backend.h"
 #include "tests/kernels/backends.h"
 #include "tests/kernels/resolve_gather_case.h"
 #include "tests/kernels/resolve_random.h"
@@ -243,13 +242,8 @@ class GraphStep {
   Region<int64_t> invalidated_keys_;
 };
 
-using GraphHandle = Handle<cudaGraph_t, cudaGraphDestroy>;
-using GraphExecHandle = Handle<cudaGraphExec_t, cudaGraphExecDestroy>;
-
 class GraphGpuTest : public testing::TestWithParam<GraphCase> {
  protected:
-  cudaStream_t cuda_stream() { return static_cast<CudaStream&>(*stream_).get(); }
-
   const std::unique_ptr<Backend> backend_ = BackendCases().front().make(1);
   const std::unique_ptr<Stream> stream_ = backend_->CreateStream().value();
 };
@@ -263,17 +257,12 @@ TEST_P(GraphGpuTest, Replays) {
   const auto pool = backend_->AllocatePool(step.pool().bytes()).value();
   std::memcpy(pool->data(), step.pool().data(), step.pool().bytes());
 
-  // Of this thread alone: the backend asks for events on another one.
-  ASSERT_EQ(cudaStreamBeginCapture(cuda_stream(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
-  OnStream on_stream(*stream_);
-  step.Run(device->data(), pool->data(), on_stream);
-  cudaGraph_t captured = nullptr;
-  ASSERT_EQ(cudaStreamEndCapture(cuda_stream(), &captured), cudaSuccess);
-  const GraphHandle graph(captured);
-  ASSERT_TRUE(on_stream.status().ok()) << on_stream.status();
-  cudaGraphExec_t instantiated = nullptr;
-  ASSERT_EQ(cudaGraphInstantiate(&instantiated, graph.get(), 0), cudaSuccess);
-  const GraphExecHandle exec(instantiated);
+  auto program = stream_->MakeProgram([&](Stream& stream) {
+    OnStream on_stream(stream);
+    step.Run(device->data(), pool->data(), on_stream);
+    return on_stream.status();
+  });
+  ASSERT_TRUE(program.ok()) << program.status();
 
   for (int32_t replay = 0; replay < Cases(BackendCases().front(), GetParam().replays, GetParam().replays); ++replay) {
     SCOPED_TRACE(testing::Message() << "replay " << replay);
@@ -284,7 +273,7 @@ TEST_P(GraphGpuTest, Replays) {
     OnOracle on_oracle;
     step.Run(want.data(), want_pool.data(), on_oracle);
     ASSERT_TRUE(stream_->Copy(device->data(), step.image().data(), step.image().bytes()).ok());
-    ASSERT_EQ(cudaGraphLaunch(exec.get(), cuda_stream()), cudaSuccess);
+    ASSERT_TRUE((*program)->Enqueue().ok());
     ASSERT_TRUE(stream_->Copy(step.image().data(), device->data(), step.image().bytes()).ok());
     const absl::Status done = Finish(*stream_);
     ASSERT_TRUE(done.ok()) << done;

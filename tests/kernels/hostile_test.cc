@@ -4,12 +4,14 @@
 #include <atomic>
 #include <memory>
 #include <random>
+#include <set>
 #include <thread>
 #include <vector>
 
 #include "gtest/gtest.h"
 #include "kernels/cpu/client_memory.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "tests/kernels/batch_case.h"
 #include "tests/kernels/resolve_case.h"
 #include "tests/kernels/row_store_case.h"
 
@@ -125,6 +127,66 @@ void ScribbleWhileResolving(IndexSpace index_space) {
 
 TEST(HostileTest, ResolveOfPositions) { ScribbleWhileResolving(IndexSpace::kPosition); }
 TEST(HostileTest, ResolveOfPoolRows) { ScribbleWhileResolving(IndexSpace::kPoolRow); }
+
+// A batch, and what becomes of it: only rows of sequences that the daemon gave leave the plan, and commits append.
+TEST(HostileTest, Batch) {
+  BatchShape shape{.max_rows = 6, .top_k = 4, .hot_rows = 8, .raises_step = true};
+  shape.newest_row = 8;
+  shape.region_rows = 12;
+  BatchCase c(shape);
+  std::vector<SequenceWord> words(shape.word_count);
+  std::copy_n(&c.word(0), shape.word_count, words.begin());
+  std::byte* const base = c.image().data();
+  const BatchArgs args = c.Args(base, reinterpret_cast<std::byte*>(words.data()));
+  ASSERT_TRUE(Validate(args).ok());
+  int32_t commits = 0;
+  int32_t most[4] = {};  // rows that a sequence had in the pool
+  Scribbler scribbler;
+  scribbler.Add(&c.rows(), 1, 7);
+  scribbler.Add(c.state_rows(), 6, 4);
+  scribbler.Add(c.lengths(), 6, 33);
+  scribbler.Add(c.commits(), 6, 2);
+  const int32_t known_ids = 104;
+  scribbler.Add(c.sequence_ids(), 6, known_ids);
+  std::minstd_rand rng(34);
+  while (scribbler.Working() || commits < 20) {
+    // Sequence ids are rarely hit by chance.
+    for (int32_t i = 0; i < 6; ++i) cpu::Store(c.sequence_ids() + i, uint64_t{100 + rng() % 4});
+    cpu::BeginBatch(args);
+    const int32_t rows = *args.plan.rows;
+    ASSERT_TRUE(rows >= 0 && rows <= 6) << rows;
+    std::set<int32_t> ended;
+    for (int32_t i = 0; i < 6; ++i) {
+      const int32_t state_row = args.plan.state_rows[i];
+      if (i > 0 && args.plan.state_rows[i - 1] != state_row) ended.insert(args.plan.state_rows[i - 1]);
+      if (state_row == -1) continue;
+      ASSERT_LT(i, rows);
+      ASSERT_TRUE(state_row >= 0 && state_row < 4) << state_row;
+      ASSERT_EQ(ended.count(state_row), 0) << "not side by side";
+      ASSERT_EQ(args.plan.words[i], state_row);
+      const int32_t length = args.plan.lengths[i];
+      ASSERT_TRUE(length >= 1 && length <= 32) << length;
+      ASSERT_EQ(args.plan.newest_pool_rows[i], state_row * 32 + length - 1);
+      const int32_t newest = args.plan.newest_hot_rows[i] - state_row * 12;
+      ASSERT_TRUE(newest >= 8 && newest < 10) << newest;
+    }
+    cpu::PlanCommits(args);
+    std::set<int32_t> targets;
+    for (int32_t i = 0; i < 6; ++i) {
+      if (args.plan.commit_hot_rows[i] < 0) continue;
+      ASSERT_EQ(args.plan.commit_hot_rows[i], args.plan.newest_hot_rows[i]);
+      ASSERT_TRUE(targets.insert(args.plan.commit_pool_rows[i]).second);
+      ASSERT_EQ(args.plan.commit_pool_rows[i] % 32, most[args.plan.state_rows[i]]++);
+      ++commits;
+    }
+    cpu::EndBatch(args);
+    for (int32_t r = 0; r < 4; ++r) {
+      ASSERT_EQ(words[r].stored_rows, most[r]);
+      // As if the sequence were given up and another came.
+      if (most[r] > 28) most[r] = words[r].stored_rows = 0;
+    }
+  }
+}
 
 TEST(HostileTest, InvalidateResetPlace) {
   std::mt19937_64 rng(32);

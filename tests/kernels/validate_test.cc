@@ -8,6 +8,7 @@
 #include "gtest/gtest.h"
 #include "kernels/gather.h"
 #include "kernels/invalidate.h"
+#include "kernels/plane.h"
 #include "kernels/resolve.h"
 #include "kernels/transfer.h"
 
@@ -301,6 +302,121 @@ TEST(ValidateTest, InvalidateResetPlace) {
           {[](P& a) { a.first_position = -1; }, "place.first_position: -1 is outside [0, 128]"},
           {[](P& a) { a.count = -1; }, "place.count: -1 is outside [0, 128]"},
           {[](P& a) { a.count = 29; }, "place.first_position + count: 129 is above residency.hot_rows = 128"},
+      });
+}
+
+TEST(ValidateTest, AwaitDoorbell) {
+  using A = AwaitDoorbellArgs;
+  ExpectRefused<A>({.state = Some<PlaneState>(), .request = Some<uint64_t>(), .abort = Some<uint32_t>()},
+                   {
+                       {[](A& a) { a.state = nullptr; }, "await_doorbell.state: is null"},
+                       {[](A& a) { a.state = Odd<PlaneState>(); }, "is not a multiple of 8"},
+                       {[](A& a) { a.request = nullptr; }, "await_doorbell.request: is null"},
+                       {[](A& a) { a.request = Odd<uint64_t>(); }, "is not a multiple of 8"},
+                       {[](A& a) { a.abort = nullptr; }, "await_doorbell.abort: is null"},
+                       {[](A& a) { a.abort = Odd<uint32_t>(); }, "is not a multiple of 4"},
+                   });
+}
+
+TEST(ValidateTest, RingDoorbell) {
+  using A = RingDoorbellArgs;
+  ExpectRefused<A>({.state = Some<PlaneState>(), .done = Some<uint64_t>()},
+                   {
+                       {[](A& a) { a.state = nullptr; }, "ring_doorbell.state: is null"},
+                       {[](A& a) { a.done = nullptr; }, "ring_doorbell.done: is null"},
+                       {[](A& a) { a.done = Odd<uint64_t>(); }, "is not a multiple of 8"},
+                   });
+}
+
+TEST(ValidateTest, AwaitQuiet) {
+  using A = AwaitQuietArgs;
+  ExpectRefused<A>({.state = Some<PlaneState>(), .abort = nullptr, .limit_ns = 0},
+                   {
+                       {[](A& a) { a.state = nullptr; }, "await_quiet.state: is null"},
+                       {[](A& a) { a.abort = Odd<uint32_t>(); }, "is not a multiple of 4"},
+                   });
+}
+
+TEST(ValidateTest, Batch) {
+  using A = BatchArgs;
+  constexpr int32_t kMax = std::numeric_limits<int32_t>::max();
+  A good;
+  good.state = Some<PlaneState>();
+  good.mail = {.rows = Some<int32_t>(),
+               .sequence_ids = Some<uint64_t>(),
+               .state_rows = Some<int32_t>(),
+               .lengths = Some<int32_t>(),
+               .commits = Some<int32_t>(),
+               .statuses = Some<int32_t>()};
+  good.plan = {.rows = Some<int32_t>(),
+               .state_rows = Some<int32_t>(),
+               .lengths = Some<int32_t>(),
+               .newest_pool_rows = Some<int32_t>(),
+               .newest_hot_rows = Some<int32_t>(),
+               .words = Some<int32_t>(),
+               .commit_hot_rows = Some<int32_t>(),
+               .commit_pool_rows = Some<int32_t>(),
+               .claims = Some<int32_t>()};
+  good.max_rows = 8;
+  good.top_k = 64;
+  good.hot_rows = 128;
+  good.max_sequence_rows = 1024;
+  good.session = 1;
+  good.entries = Some<StateRowEntry>();
+  good.state_rows = 4;
+  good.words = Some<SequenceWord>();
+  good.word_count = 4;
+  good.block_table = Some<int32_t>();
+  good.block_table_stride = 16;
+  good.block_table_columns = 16;
+  good.pool_rows = 4096;
+  good.region_rows = 192;
+  good.newest_row = 128;
+  ExpectRefused<A>(
+      good,
+      {
+          {[](A& a) { a.state = nullptr; }, "batch.state: is null"},
+          {[](A& a) { a.mail.rows = nullptr; }, "batch.mail.rows: is null"},
+          {[](A& a) { a.mail.sequence_ids = nullptr; }, "batch.mail.sequence_ids: is null"},
+          {[](A& a) { a.mail.sequence_ids = Odd<uint64_t>(); }, "is not a multiple of 8"},
+          {[](A& a) { a.mail.state_rows = nullptr; }, "batch.mail.state_rows: is null"},
+          {[](A& a) { a.mail.lengths = nullptr; }, "batch.mail.lengths: is null"},
+          {[](A& a) { a.mail.commits = nullptr; }, "batch.mail.commits: is null"},
+          {[](A& a) { a.mail.statuses = Odd<int32_t>(); }, "is not a multiple of 4"},
+          {[](A& a) { a.mail.statuses = nullptr; }, "batch.mail.statuses: is null"},
+          {[](A& a) { a.plan.rows = nullptr; }, "batch.plan.rows: is null"},
+          {[](A& a) { a.plan.state_rows = nullptr; }, "batch.plan.state_rows: is null"},
+          {[](A& a) { a.plan.lengths = nullptr; }, "batch.plan.lengths: is null"},
+          {[](A& a) { a.plan.newest_pool_rows = nullptr; }, "batch.plan.newest_pool_rows: is null"},
+          {[](A& a) { a.plan.newest_hot_rows = nullptr; }, "batch.plan.newest_hot_rows: is null"},
+          {[](A& a) { a.plan.words = nullptr; }, "batch.plan.words: is null"},
+          {[](A& a) { a.plan.commit_hot_rows = nullptr; }, "batch.plan.commit_hot_rows: is null"},
+          {[](A& a) { a.plan.commit_pool_rows = nullptr; }, "batch.plan.commit_pool_rows: is null"},
+          {[](A& a) { a.plan.claims = nullptr; }, "batch.plan.claims: is null"},
+          {[](A& a) { a.max_rows = 0; }, "batch.max_rows: 0 is outside [1, 4096]"},
+          {[](A& a) { a.max_rows = 4097; }, "batch.max_rows: 4097 is outside [1, 4096]"},
+          {[](A& a) { a.hot_rows = 0; }, "batch.hot_rows: 0 is outside [1, 32768]"},
+          {[](A& a) { a.hot_rows = 32769; }, "batch.hot_rows: 32769 is outside [1, 32768]"},
+          {[](A& a) { a.top_k = 0; }, "batch.top_k: 0 is outside [1, 8192]"},
+          {[](A& a) { a.top_k = 129; }, "batch.top_k: 129 is above hot_rows = 128"},
+          {[](A& a) { a.max_sequence_rows = 0; }, "batch.max_sequence_rows: 0 is outside [1, 2147483647]"},
+          {[](A& a) { a.max_sequence_rows = int64_t{kMax} + 1; }, "batch.max_sequence_rows: 2147483648 is outside"},
+          {[](A& a) { a.session = 0; }, "batch.session: 0 is nobody's"},
+          {[](A& a) { a.state_rows = 0; }, "batch.state_rows: 0 is outside [1, 1048576]"},
+          {[](A& a) { a.entries = nullptr; }, "batch.entries: is null"},
+          {[](A& a) { a.word_count = 0; }, "batch.word_count: 0 is outside [1, 2147483647]"},
+          {[](A& a) { a.words = nullptr; }, "batch.words: is null"},
+          {[](A& a) { a.words = Odd<SequenceWord>(); }, "is not a multiple of 16"},
+          {[](A& a) { a.block_table_columns = -1; }, "batch.block_table_columns: -1 is outside [0, 2147483647]"},
+          {[](A& a) { a.block_table_stride = 15; }, "batch.block_table_stride: 15 is below block_table_columns = 16"},
+          {[](A& a) { a.block_table = nullptr; }, "batch.block_table: is null"},
+          {[](A& a) { a.block_rows = 0; }, "batch.block_rows: 0 is outside [1, 65536]"},
+          {[](A& a) { a.pool_rows = -1; }, "batch.pool_rows: -1 is outside [0, 2147483647]"},
+          {[](A& a) { a.newest_row = 127; }, "batch.newest_row: 127 is below hot_rows = 128"},
+          {[](A& a) { a.region_rows = 191; }, "batch.region_rows: 191 is below newest_row + block_rows = 192"},
+          {[](A& a) { a.region_rows = kMax / 3; }, "batch.state_rows x region_rows: 2863311528 is above 2^31 - 1"},
+          {[](A& a) { a.committed_rows = Odd<uint64_t>(); }, "is not a multiple of 8"},
+          {[](A& a) { a.ended = Odd<uint32_t>(); }, "is not a multiple of 4"},
       });
 }
 

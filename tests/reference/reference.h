@@ -1,4 +1,5 @@
-// The oracle: every operation of the kernels once more, slow and obvious, written from kernels/README.md alone.
+// The oracle: every operation of the kernels once more, slow and obvious, written from kernels/README.md and
+// kernels/plane.h alone.
 //
 // Works on host memory and on the calling thread. Arguments must have passed Validate. Where the contract lets client
 // memory hold anything, so does the oracle, but nothing may write to it meanwhile.
@@ -6,6 +7,7 @@
 
 #include "kernels/gather.h"
 #include "kernels/invalidate.h"
+#include "kernels/plane.h"
 #include "kernels/resolve.h"
 #include "kernels/transfer.h"
 
@@ -18,5 +20,8 @@ void Transfer(const kernels::TransferArgs& args);
 void Invalidate(const kernels::InvalidateArgs& args);
 void Reset(const kernels::ResetArgs& args);
 void Place(const kernels::PlaceArgs& args);
+void BeginBatch(const kernels::BatchArgs& args);
+void PlanCommits(const kernels::BatchArgs& args);
+void EndBatch(const kernels::BatchArgs& args);
 
 }  // namespace stoker::reference

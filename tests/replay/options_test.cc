@@ -24,6 +24,7 @@ TEST(OptionsTest, Defaults) {
   EXPECT_EQ(options->hot_rows, 2 * options->top_k);
   EXPECT_EQ(options->context, 32 * options->top_k);
   EXPECT_EQ(options->model(), ModelKind::kDrift);
+  EXPECT_EQ(options->plane, "auto");
   EXPECT_EQ(options->row_shape().bytes(), 656u);
 }
 
@@ -98,6 +99,9 @@ TEST(OptionsTest, ErrorsNameOptionValueAndLimit) {
       {{"--workload=w", "--ranks=2"}, "--workload runs in one process"},
       {{"--index-space=rows"}, "--index-space is \"rows\"; it must be position, pool_row"},
       {{"--prefix-only", "--index-space=pool_row"}, "--prefix-only and --index-space pool_row exclude each other"},
+      {{"--plane=direct"}, "--plane is \"direct\"; it must be auto, rpc, server"},
+      {{"--plane=server", "--transfer=inline"}, "--plane is \"server\"; it must be auto or rpc with --transfer inline"},
+      {{"--plane=server", "--prefix-only"}, "--plane is \"server\"; it must be auto or rpc with --prefix-only"},
       {{"--device=gpu"}, "--device is \"gpu\"; it must be auto, cpu, cuda, cuda:N"},
       {{"--device=cuda,cpu"}, "--device is \"cuda,cpu\"; it must be auto"},
       {{"--device="}, "--device is \"\""},
@@ -129,10 +133,10 @@ TEST(OptionsTest, ADeviceNeedsABuildThatHasIt) {
 TEST(OptionsTest, HelpHasEveryOptionAndNoLongLine) {
   const std::string help = OptionsHelp();
   for (const char* name :
-       {"server",         "trace",      "requests",    "concurrency",    "engines",  "ranks",      "layers",
-        "groups",         "row-layout", "row-bytes",   "v-row-bytes",    "top-k",    "hot-rows",   "pool-blocks",
-        "time-scale",     "seed",       "json",        "write-workload", "workload", "dump-slots", "prefix-only",
-        "workload-model", "transfer",   "write-trace", "stokerd",        "device",   "index-space"}) {
+       {"server",         "trace",      "requests",    "concurrency",    "engines",  "ranks",       "layers",
+        "groups",         "row-layout", "row-bytes",   "v-row-bytes",    "top-k",    "hot-rows",    "pool-blocks",
+        "time-scale",     "seed",       "json",        "write-workload", "workload", "dump-slots",  "prefix-only",
+        "workload-model", "transfer",   "write-trace", "stokerd",        "device",   "index-space", "plane"}) {
     EXPECT_THAT(help, HasSubstr(std::string("  --") + name)) << name;
   }
   for (size_t begin = 0; begin < help.size();) {

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/replay/row_oracle.h"
@@ -109,9 +110,10 @@ TEST_F(ReplayServerTest, WrongBytesAreFound) {
   ASSERT_TRUE(client::FirstError(stored.statuses()).ok());
   session->reset();
 
-  for (const char* transfer : {"shared", "inline"}) {
+  for (const auto& [transfer, plane] :
+       {std::pair("shared", "rpc"), std::pair("shared", "auto"), std::pair("inline", "auto")}) {
     std::vector<std::string> with = options;
-    with.insert(with.end(), {"--transfer", transfer});
+    with.insert(with.end(), {"--transfer", transfer, "--plane", plane});
     const ReplayRun run = Replay(with);
     EXPECT_EQ(run.status, 1) << run.output;
     EXPECT_GT(run.number("wrong_rows"), 0);
@@ -125,8 +127,8 @@ TEST_F(ReplayServerTest, WrongBytesAreFound) {
 
 TEST_F(ReplayServerTest, TheDaemonDies) {
   const TemporaryFolder folder;
-  std::vector<std::string> arguments = Options({"--trace", folder.Write("trace", kLongWait), "--time-scale=1",
-                                                "--engines=2", "--ranks=2", "--progress=none"});
+  std::vector<std::string> arguments = Options(
+      {"--trace", folder.Write("trace", kLongWait), "--time-scale=1", "--engines=2", "--ranks=2", "--progress=none"});
   arguments.insert(arguments.begin(), ReplayPath());
   ChildProcess replay(arguments, folder.File("output"));
   ASSERT_TRUE(Eventually(absl::Seconds(20), [&] { return SessionCount() == 4; }));
@@ -152,6 +154,12 @@ TEST(ReplayTcpTest, RowsAreCheckedThroughRead) {
   EXPECT_EQ(run.json.fields().at("shared_memory").bool_value(), false);
   EXPECT_GT(run.number("read_calls"), 0);
   EXPECT_EQ(run.number("stored_rows"), run.number("distinct_rows"));
+  EXPECT_EQ(run.text("plane"), "rpc");
+  // The server plane is in memory.
+  const ReplayRun server = Replay({"--server", address, "--requests=10", "--plane=server"});
+  EXPECT_EQ(server.status, 3);
+  EXPECT_THAT(server.output, HasSubstr("--plane is \"server\": the daemon at"));
+  EXPECT_THAT(server.output, HasSubstr("is not reached through a Unix socket"));
   EXPECT_EQ(daemon.Stop(), 0);
 }
 
@@ -194,8 +202,12 @@ TEST_F(ReplayServerTest, ADeviceThatTheDaemonDoesNotHave) {
 }
 
 TEST(ReplayUsageTest, ExitStatusTwo) {
-  for (const std::vector<std::string>& options : std::vector<std::vector<std::string>>{
-           {"--nonsense"}, {"--top-k=0"}, {"--trace=/nonexistent/trace"}, {"--input-length=3"}}) {
+  for (const std::vector<std::string>& options :
+       std::vector<std::vector<std::string>>{{"--nonsense"},
+                                             {"--plane=server", "--transfer=inline"},
+                                             {"--top-k=0"},
+                                             {"--trace=/nonexistent/trace"},
+                                             {"--input-length=3"}}) {
     const ReplayRun run = Replay(options);
     EXPECT_EQ(run.status, 2) << options[0];
     EXPECT_THAT(run.output, HasSubstr("stoker-replay: "));

@@ -23,6 +23,8 @@ std::string StokerdPath() {
 }
 std::string BundledTracePath() { return BUNDLED_TRACE_PATH; }
 
+std::string BestPlane() { return system_test::TestDevice() == "cpu" ? "server" : "rpc"; }
+
 double ReplayRun::number(const std::string& name) const {
   const auto it = json.fields().find(name);
   if (it == json.fields().end()) {
@@ -30,6 +32,15 @@ double ReplayRun::number(const std::string& name) const {
     return -1;
   }
   return it->second.number_value();
+}
+
+std::string ReplayRun::text(const std::string& name) const {
+  const auto it = json.fields().find(name);
+  if (it == json.fields().end()) {
+    ADD_FAILURE() << "no " << name << " in the JSON object of\n" << output;
+    return "";
+  }
+  return it->second.string_value();
 }
 
 ReplayRun Replay(std::vector<std::string> options, absl::Duration timeout) {

@@ -19,9 +19,13 @@ std::string StokerdPath();
 // The trace that comes with the sources.
 std::string BundledTracePath();
 
+// The plane that --plane=auto takes with rows in shared memory, on the device of TestDevice().
+std::string BestPlane();
+
 struct ReplayRun {
-  // A number of the JSON object on the last line; fails the test when it is not there.
+  // A number, or a text, of the JSON object on the last line; fails the test when it is not there.
   double number(const std::string& name) const;
+  std::string text(const std::string& name) const;
 
   int status = -1;     // exit status; -1: it did not end in time
   std::string output;  // standard output and error

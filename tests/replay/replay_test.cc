@@ -49,32 +49,65 @@ TEST(ReplayTest, GeneratedRequests) {
   EXPECT_THAT(run.output, HasSubstr("wrong rows         0\n"));
 }
 
-TEST(ReplayTest, BytesInMessagesGiveTheSameLookups) {
+TEST(ReplayTest, BytesInMessagesAndEveryPlaneGiveTheSameLookups) {
   // One engine and room for all sequences: what is decoded in which step does not depend on time.
-  const ReplayRun shared = ReplayWell(Small({"--concurrency=4", "--transfer=shared"}));
-  const ReplayRun inlined = ReplayWell(Small({"--concurrency=4", "--transfer=inline"}));
+  const std::vector<std::string> model = {"--concurrency=4", "--layers=3", "--groups=2"};
+  const auto run = [&](std::vector<std::string> more) {
+    more.insert(more.end(), model.begin(), model.end());
+    return ReplayWell(Small(more));
+  };
+  const ReplayRun called = run({"--transfer=shared", "--plane=rpc"});
+  const ReplayRun best = run({"--transfer=shared", "--plane=auto"});
+  const ReplayRun inlined = run({"--transfer=inline"});
+  EXPECT_EQ(called.text("plane"), "rpc");
+  EXPECT_EQ(best.text("plane"), BestPlane());
+  EXPECT_EQ(inlined.text("plane"), "rpc");
+  EXPECT_GT(called.number("step_mean_us"), 0);
+  EXPECT_GT(best.number("step_mean_us"), 0);
   EXPECT_EQ(inlined.json.fields().at("shared_memory").bool_value(), false);
   EXPECT_GT(inlined.number("read_calls"), 0);
-  for (const char* name : {"requests", "checked_rows", "stored_rows", "stored_bytes", "lookups_hot", "lookups_miss",
-                           "lookups_newest", "gathered_bytes", "prefix_hit_ratio"}) {
-    EXPECT_EQ(inlined.number(name), shared.number(name)) << name;
+  for (const char* name :
+       {"requests", "checked_rows", "stored_rows", "stored_bytes", "lookups_hot", "lookups_miss", "lookups_newest",
+        "lookups_invalid", "lookups_duplicate", "gathered_bytes", "prefix_hit_ratio", "steps", "step_calls"}) {
+    EXPECT_EQ(inlined.number(name), called.number(name)) << name;
+    EXPECT_EQ(best.number(name), called.number(name)) << name;
   }
 }
 
-using Case = std::tuple<std::string, std::string, std::string>;
+// On a GPU the doorbells are the kernels' to ring.
+TEST(ReplayTest, TheServerPlaneByName) {
+  const ReplayRun run =
+      Replay(Small({"--plane=server", "--engines=2", "--ranks=2", "--concurrency=4", "--layers=5", "--groups=3"}));
+  if (BestPlane() != "server") {
+    EXPECT_EQ(run.status, 3);
+    EXPECT_THAT(run.output, HasSubstr("--plane is \"server\": "));
+    return;
+  }
+  EXPECT_EQ(run.status, 0) << run.output;
+  EXPECT_EQ(run.text("plane"), "server");
+  EXPECT_THAT(run.output, HasSubstr("us each on the plane server, rows and entries in shared memory"));
+  EXPECT_EQ(run.number("wrong_rows"), 0);
+  EXPECT_EQ(run.number("requests"), 30);
+  EXPECT_EQ(run.number("stored_rows"), run.number("distinct_rows"));
+}
+
+using Case = std::tuple<std::string, std::vector<std::string>, std::string>;
 class EachLayoutTest : public ::testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(Layouts, EachLayoutTest,
-                         ::testing::Combine(::testing::Values("--row-layout=linear --row-bytes=656",
-                                                              "--row-layout=linear --row-bytes=20",
-                                                              "--row-layout=split_kv --row-bytes=128 --v-row-bytes=64",
-                                                              "--row-layout=dsv4_paged"),
-                                            ::testing::Values("shared", "inline"),
-                                            ::testing::Values("position", "pool_row")));
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, EachLayoutTest,
+    ::testing::Combine(::testing::Values("--row-layout=linear --row-bytes=656", "--row-layout=linear --row-bytes=20",
+                                         "--row-layout=split_kv --row-bytes=128 --v-row-bytes=64",
+                                         "--row-layout=dsv4_paged"),
+                       ::testing::Values(std::vector<std::string>{"--transfer=shared"},
+                                         std::vector<std::string>{"--transfer=shared", "--plane=rpc"},
+                                         std::vector<std::string>{"--transfer=inline"}),
+                       ::testing::Values("position", "pool_row")));
 
 TEST_P(EachLayoutTest, TwoEnginesStoreRowsOnce) {
-  const auto& [layout, transfer, index_space] = GetParam();
-  std::vector<std::string> options = Small({"--layers=4", "--groups=2", "--engines=2", "--concurrency=6", "--transfer",
-                                            transfer, "--index-space", index_space});
+  const auto& [layout, way, index_space] = GetParam();
+  std::vector<std::string> options =
+      Small({"--layers=4", "--groups=2", "--engines=2", "--concurrency=6", "--index-space", index_space});
+  options.insert(options.end(), way.begin(), way.end());
   const size_t space = layout.find(' ');
   options.push_back(layout.substr(0, space));
   for (size_t begin = space; begin != std::string::npos;) {
@@ -192,6 +225,7 @@ TEST(PrefixOnlyTest, EveryBlockSeenBeforeIsMatched) {
   EXPECT_NEAR(run.number("prefix_hit_ratio"), static_cast<double>(matched) / static_cast<double>(blocks), 1e-6);
   EXPECT_EQ(run.number("stored_rows"), run.number("distinct_rows"));
   EXPECT_EQ(run.number("step_calls"), 0);
+  EXPECT_EQ(run.text("plane"), "");
   // Few blocks: less is matched.
   const ReplayRun few = ReplayWell({"--trace", trace, "--prefix-only", "--pool-blocks=24"});
   EXPECT_LT(few.number("prefix_hit_ratio"), run.number("prefix_hit_ratio") - 0.02);

@@ -18,9 +18,9 @@ using ::testing::HasSubstr;
 
 class ReplayWorkloadTest : public ::testing::Test {
  protected:
-  std::string Dump(const std::string& workload, const std::string& transfer) {
-    const std::string path = folder_.File("dump_" + transfer);
-    ReplayWell({"--workload", workload, "--dump-slots", path, "--transfer", transfer});
+  std::string Dump(const std::string& workload, const std::string& transfer, const std::string& plane = "auto") {
+    const std::string path = folder_.File("dump_" + transfer + plane);
+    ReplayWell({"--workload", workload, "--dump-slots", path, "--transfer", transfer, "--plane", plane});
     return path;
   }
 
@@ -41,6 +41,7 @@ TEST_F(ReplayWorkloadTest, SlotsAreThoseOfAnLru) {
 
   const std::string shared = Dump(path, "shared");
   EXPECT_EQ(system_test::ReadFile(shared), system_test::ReadFile(Dump(path, "inline")));
+  EXPECT_EQ(system_test::ReadFile(shared), system_test::ReadFile(Dump(path, "shared", "rpc")));
   const auto dump = ReadSlotDump(shared);
   ASSERT_TRUE(dump.ok()) << dump.status();
   ASSERT_EQ(dump->steps, 30u);

@@ -81,6 +81,8 @@ std::unique_ptr<ReplayResult> Example() {
   rank.unique_rows.Add(538);
   rank.stored_bytes.Add(488 * 16);
   rank.steps.Add(20);
+  rank.step_ns.Add(20 * 12'345);
+  rank.SetPlane("server");
   rank.hot.Add(900);
   rank.miss.Add(100);
   rank.newest.Add(10);
@@ -116,6 +118,7 @@ TEST(ReportTest, Table) {
   EXPECT_THAT(table, HasSubstr("tokens             2,100 (2,000 prompt, 100 output)\n"));
   EXPECT_THAT(table, HasSubstr("prefix hit ratio   0.2500 of blocks, 0.5120 of tokens\n"));
   EXPECT_THAT(table, HasSubstr("hot hit ratio      0.9000"));
+  EXPECT_THAT(table, HasSubstr("steps              40 (20 a second, 12.3 us each on the plane server, rows and"));
   EXPECT_THAT(table, HasSubstr("device             GPU-1\n"));
   EXPECT_THAT(table, HasSubstr("rows checked       2,020 (2,020 on the device, 128 of them on the host)\n"));
   EXPECT_THAT(table, HasSubstr("wrong rows         0\n"));
@@ -143,6 +146,8 @@ TEST(ReportTest, JsonIsOneObjectOnOneLine) {
   EXPECT_EQ(number("checked_rows_device"), 2020);
   EXPECT_EQ(number("checked_rows_host"), 128);
   EXPECT_EQ(object.fields().at("device").string_value(), "GPU-1");
+  EXPECT_EQ(object.fields().at("plane").string_value(), "server");
+  EXPECT_EQ(number("step_mean_us"), 12.345);
   EXPECT_EQ(number("wrong_rows"), 0);
   EXPECT_EQ(number("stored_rows"), 1076);
   EXPECT_EQ(number("unique_rows"), 1076);
@@ -158,6 +163,17 @@ TEST(ReportTest, RanksOnSeveralDevices) {
     AddReport(rank, &result->totals);
   }
   EXPECT_STREQ(result->totals.device, "GPU-1 and others");
+}
+
+TEST(ReportTest, RanksOnSeveralPlanes) {
+  auto result = std::make_unique<ReplayResult>();
+  for (const char* plane : {"", "rpc", "rpc", "server", "rpc"}) {
+    RankReport rank;
+    rank.SetPlane(plane);
+    AddReport(rank, &result->totals);
+  }
+  EXPECT_STREQ(result->totals.plane, "rpc and others");
+  EXPECT_EQ(result->step_mean_us(), 0);
 }
 
 TEST(ReportTest, DistinctRows) {

@@ -79,6 +79,8 @@ TEST_F(ConfigTest, DefaultsAreTheDocumentedOnes) {
   EXPECT_EQ(config.max_message_bytes(), 64 << 20);
   EXPECT_EQ(config.max_batch_items(), 4096);
   EXPECT_EQ(config.max_queued_operations(), 256);
+  EXPECT_EQ(config.max_tensors_per_session(), 256);
+  EXPECT_EQ(config.max_tensor_bytes_per_session(), int64_t{1} << 40);
   EXPECT_EQ(config.sequence_retention_ms(), 30000);
   EXPECT_EQ(config.drain_grace_ms(), 10000);
   EXPECT_EQ(config.pool_pressure_percent(), 10);

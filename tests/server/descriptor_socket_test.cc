@@ -19,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "tests/server/temporary_folder.h"
@@ -33,7 +34,8 @@ constexpr size_t kArenaBytes = 1 << 16;
 struct Reply {
   int byte = -1;  // -1: none came
   std::string reason;
-  int descriptor = -1;
+  int descriptor = -1;                          // the first
+  std::vector<core::FileDescriptor> more = {};  // those behind it
 };
 
 class Connection {
@@ -54,6 +56,22 @@ class Connection {
   bool connected() const { return connected_; }
   void Send(const std::string& text) { (void)!send(socket_, text.data(), text.size(), MSG_NOSIGNAL); }
   void EndSending() { shutdown(socket_, SHUT_WR); }
+  // Sends the text with descriptors.
+  void SendWith(std::string text, const std::vector<int>& descriptors) {
+    iovec buffer = {text.data(), text.size()};
+    std::vector<char> control(CMSG_SPACE(descriptors.size() * sizeof(int)));
+    msghdr message = {};
+    message.msg_iov = &buffer;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(descriptors.size() * sizeof(int));
+    memcpy(CMSG_DATA(header), descriptors.data(), descriptors.size() * sizeof(int));
+    EXPECT_EQ(sendmsg(socket_, &message, MSG_NOSIGNAL), static_cast<ssize_t>(text.size()));
+  }
 
   // Reads until the server closes.
   Reply Receive() {
@@ -61,7 +79,7 @@ class Connection {
     while (true) {
       char data[4096];
       iovec buffer = {data, sizeof(data)};
-      alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+      alignas(cmsghdr) char control[CMSG_SPACE(DescriptorSocket::kMaxDescriptors * sizeof(int))];
       msghdr message = {};
       message.msg_iov = &buffer;
       message.msg_iovlen = 1;
@@ -70,7 +88,13 @@ class Connection {
       const ssize_t size = recvmsg(socket_, &message, MSG_CMSG_CLOEXEC);
       if (size <= 0) return reply;
       for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
-        if (header->cmsg_type == SCM_RIGHTS) memcpy(&reply.descriptor, CMSG_DATA(header), sizeof(int));
+        if (header->cmsg_type != SCM_RIGHTS) continue;
+        memcpy(&reply.descriptor, CMSG_DATA(header), sizeof(int));
+        for (size_t at = CMSG_LEN(sizeof(int)); at < header->cmsg_len; at += sizeof(int)) {
+          int number = -1;
+          memcpy(&number, reinterpret_cast<const char*>(header) + at, sizeof(int));
+          reply.more.emplace_back(number);
+        }
       }
       std::string text(data, size);
       if (reply.byte < 0) {
@@ -130,10 +154,35 @@ int OpenDescriptors() {
 class DescriptorSocketTest : public ::testing::Test {
  protected:
   void Start(DescriptorSocket::Options options = {}) {
+    options.offer = [this](std::string_view token, core::FileDescriptor descriptor) -> absl::StatusOr<uint64_t> {
+      std::lock_guard lock(offers_mutex_);
+      if (token != "taker" && token != std::string(DescriptorSocket::kMaxTokenBytes, 't')) {
+        return absl::NotFoundError("no session has this token");
+      }
+      offers_.push_back(std::move(descriptor));
+      return 41 + offers_.size();
+    };
+    options.pool = [this](std::string_view token) { return PoolOf(token); };
     auto started = DescriptorSocket::Start(
         path_, [this](std::string_view token) { return arenas_.Find(token); }, options);
     ASSERT_TRUE(started.ok()) << started.status();
     server_ = *std::move(started);
+  }
+
+  // A pool of as many files as the token says, the number of each in its first byte.
+  static absl::StatusOr<std::vector<core::FileDescriptor>> PoolOf(std::string_view token) {
+    std::vector<core::FileDescriptor> files;
+    int count = 0;
+    if (token != std::string(DescriptorSocket::kMaxTokenBytes, 'p') &&
+        !absl::SimpleAtoi(absl::string_view(token.data(), token.size()), &count)) {
+      return absl::NotFoundError("no session has this token");
+    }
+    for (int i = 0; i < count; ++i) {
+      files.emplace_back(memfd_create("pool", MFD_CLOEXEC));
+      const char byte = static_cast<char>(i);
+      EXPECT_EQ(write(files.back().get(), &byte, 1), 1);
+    }
+    return files;
   }
 
   Reply Ask(const std::string& text) {
@@ -143,6 +192,15 @@ class DescriptorSocketTest : public ::testing::Test {
     return connection.Receive();
   }
 
+  Reply Offer(const std::string& text, const std::vector<int>& descriptors) {
+    Connection connection(path_);
+    EXPECT_TRUE(connection.connected());
+    connection.SendWith(text, descriptors);
+    return connection.Receive();
+  }
+
+  std::mutex offers_mutex_;
+  std::vector<core::FileDescriptor> offers_;  // what was handed over
   TemporaryFolder folder_;
   const std::string path_ = folder_.path("s.fd");
   Arenas arenas_;
@@ -321,6 +379,108 @@ TEST_F(DescriptorSocketTest, StopsWithClientsConnected) {
   EXPECT_EQ(OpenDescriptors(), before);
   EXPECT_NE(access(path_.c_str(), F_OK), 0);
   EXPECT_FALSE(Connection(path_).connected());
+}
+
+// A descriptor of the engine's, as it comes out at the other end.
+TEST_F(DescriptorSocketTest, TakesADescriptorForASession) {
+  Start();
+  const int memory = memfd_create("offered", MFD_CLOEXEC);
+  ASSERT_EQ(write(memory, "the engine's", 12), 12);
+  const Reply reply = Offer("register taker\n", {memory});
+  EXPECT_EQ(reply.byte, 0);
+  EXPECT_EQ(reply.reason, "42");
+  EXPECT_EQ(reply.descriptor, -1);
+  ASSERT_EQ(offers_.size(), 1u);
+  char bytes[12];
+  ASSERT_EQ(pread(offers_[0].get(), bytes, 12, 0), 12);
+  EXPECT_EQ(memcmp(bytes, "the engine's", 12), 0);
+  EXPECT_EQ(Offer(absl::StrCat("register ", std::string(DescriptorSocket::kMaxTokenBytes, 't'), "\n"), {memory}).reason,
+            "43");
+  // In pieces, the descriptor with any of them.
+  for (const int with : {0, 1, 2}) {
+    Connection connection(path_);
+    const std::string pieces[] = {"regis", "ter ta", "ker\n"};
+    for (int piece = 0; piece < 3; ++piece) {
+      if (piece == with) {
+        connection.SendWith(pieces[piece], {memory});
+      } else {
+        connection.Send(pieces[piece]);
+      }
+      EXPECT_TRUE(piece == 2 || Ask("none\n").byte == 1);  // the piece has been seen by then
+    }
+    EXPECT_EQ(connection.Receive().reason, absl::StrCat(44 + with));
+  }
+  close(memory);
+}
+
+TEST_F(DescriptorSocketTest, PoolComesInOneMessageInOrder) {
+  Start();
+  EXPECT_EQ(Ask("none\n").byte, 1);
+  const int before = OpenDescriptors();
+  for (const int count : {1, 2, 64, 253}) {
+    const Reply reply = Ask(absl::StrCat("pool ", count, "\n"));
+    ASSERT_EQ(reply.byte, 0) << reply.reason;
+    EXPECT_EQ(reply.reason, "");
+    ASSERT_EQ(reply.more.size(), static_cast<size_t>(count) - 1);
+    const core::FileDescriptor first(reply.descriptor);
+    for (int i = 0; i < count; ++i) {
+      unsigned char byte = 0;
+      ASSERT_EQ(pread(i == 0 ? first.get() : reply.more[i - 1].get(), &byte, 1, 0), 1);
+      EXPECT_EQ(byte, i);
+    }
+  }
+  for (const int count : {0, 254, 300}) {
+    const Reply reply = Ask(absl::StrCat("pool ", count, "\n"));
+    EXPECT_EQ(reply.byte, 1);
+    EXPECT_EQ(reply.descriptor, -1);
+    EXPECT_THAT(reply.reason, HasSubstr(absl::StrCat(count, " descriptors: 1 to 253")));
+  }
+  EXPECT_EQ(Ask("pool wrong\n").reason, "no session has this token");
+  EXPECT_EQ(Ask("pool \n").reason, "no session has this token");
+  EXPECT_EQ(Ask("pool\n").reason, "no session has this token");
+  // As long as the token of an arena may be.
+  EXPECT_THAT(Ask(absl::StrCat("pool ", std::string(256, 'p'), "\n")).reason, HasSubstr("0 descriptors"));
+  EXPECT_EQ(Ask(absl::StrCat("pool ", std::string(257, 'p'), "\n")).reason, "the token has more than 256 bytes");
+  EXPECT_EQ(OpenDescriptors(), before);
+}
+
+TEST_F(DescriptorSocketTest, KeepsNoDescriptorThatItDoesNotTake) {
+  arenas_.Add("token");
+  Start({.client_timeout = absl::Milliseconds(50)});
+  const int memory = memfd_create("offered", MFD_CLOEXEC);
+  EXPECT_EQ(Ask("none\n").byte, 1);
+  const int before = OpenDescriptors();
+  EXPECT_EQ(Offer("register wrong\n", {memory}).reason, "no session has this token");
+  EXPECT_EQ(Offer("register \n", {memory}).reason, "no session has this token");
+  EXPECT_THAT(Offer("register taker\n", {memory, memory}).reason, HasSubstr("more than one descriptor"));
+  EXPECT_THAT(Offer("register taker\n", std::vector<int>(100, memory)).reason, HasSubstr("more than one descriptor"));
+  EXPECT_THAT(Ask("register taker\n").reason, HasSubstr("no descriptor came"));
+  EXPECT_THAT(Offer(absl::StrCat("register ", std::string(257, 't'), "\n"), {memory}).reason, HasSubstr("256 bytes"));
+  EXPECT_THAT(Offer(std::string(300, 't'), {memory}).reason, HasSubstr("256 bytes"));
+  {
+    Connection twice(path_);
+    twice.SendWith("register", {memory});
+    EXPECT_EQ(Ask("none\n").byte, 1);
+    twice.SendWith(" taker\n", {memory});
+    EXPECT_THAT(twice.Receive().reason, HasSubstr("more than one descriptor"));
+  }
+  {
+    Connection silent(path_);
+    silent.SendWith("register taker", {memory});
+    EXPECT_THAT(silent.Receive().reason, HasSubstr("in time"));
+  }
+  {
+    Connection leaves(path_);
+    leaves.SendWith("register taker", {memory});
+  }
+  // One with a token alone is closed unseen.
+  const Reply arena = Offer("token\n", {memory});
+  EXPECT_EQ(arena.byte, 0);
+  close(arena.descriptor);
+  EXPECT_EQ(Ask("none\n").byte, 1);
+  EXPECT_TRUE(offers_.empty());
+  EXPECT_EQ(OpenDescriptors(), before);
+  close(memory);
 }
 
 TEST_F(DescriptorSocketTest, SocketHasMode0660WhateverTheUmask) {

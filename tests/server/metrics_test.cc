@@ -144,6 +144,9 @@ MetricsSnapshot FullSnapshot() {
   snapshot.uptime_seconds = 12.5;
   snapshot.draining = true;
   snapshot.max_sessions = 64;
+  snapshot.mps_enabled = true;
+  snapshot.armed_sessions = 1;
+  snapshot.max_armed_sessions = 8;
   snapshot.hot_bytes = 1001;
   snapshot.max_hot_bytes = 1002;
   snapshot.max_pool_bytes = 1003;
@@ -218,6 +221,9 @@ TEST(MetricsTest, ScrapeShowsTheSnapshot) {
   EXPECT_EQ(exposition.at("stoker_pool_capacity_bytes{pool=\"b\"}"), number);
   EXPECT_EQ(exposition.at("stoker_sessions"), 2);
   EXPECT_EQ(exposition.at("stoker_max_sessions"), 64);
+  EXPECT_EQ(exposition.at("stoker_mps_enabled"), 1);
+  EXPECT_EQ(exposition.at("stoker_armed_sessions"), 1);
+  EXPECT_EQ(exposition.at("stoker_max_armed_sessions"), 8);
   EXPECT_EQ(exposition.at("stoker_hot_bytes"), 1001);
   EXPECT_EQ(exposition.at("stoker_max_hot_bytes"), 1002);
   EXPECT_EQ(exposition.at("stoker_max_pool_bytes"), 1003);

@@ -352,7 +352,7 @@ TEST_F(BadInputTest, RefusesRangesOutOfBounds) {
     ExpectRefused("staging", Call<v1::LoadResponse>(&client::Session::Load, load), kInvalidArgument,
                   {"staging_offset_bytes", absl::StrCat(offset)});
   }
-  for (const int value : {0, 3, -1}) {
+  for (const int value : {0, 4, -1}) {
     v1::StoreRequest store;
     *store.add_items() = StoreItem(id, 0, 2);
     store.mutable_items(0)->set_source(static_cast<v1::DataSource>(value));

@@ -297,7 +297,7 @@ TEST_F(BadStepTest, RefusesMessagesThatAreTooLargeOrNotMessages) {
                              "/stoker.v1.Residency/Step", "/stoker.v1.Residency/RunSteps"}) {
     EXPECT_FALSE(RawBytesCall(channel, method, "\xff\xff\xff\xff", nullptr).ok()) << method;
   }
-  ExpectRefused("no such method", RawBytesCall(channel, "/stoker.v1.Residency/Arm", "", nullptr),
+  ExpectRefused("no such method", RawBytesCall(channel, "/stoker.v1.Residency/Nothing", "", nullptr),
                 absl::StatusCode::kUnimplemented, {});
 }
 

@@ -95,7 +95,7 @@ class GatedBackend final : public kernels::Backend {
 class ReadinessTest : public ::testing::Test {
  protected:
   // Pools of 2 layers x 64 blocks x 16 rows x 64 bytes each.
-  static constexpr int64_t kPoolBytes = 131072;
+  static constexpr int64_t kPoolBytes = 131072 + 4096 * 16 + 64 * 256;  // rows, and what planes share
 
   void Start(const std::vector<std::string>& pools, int64_t max_pool_bytes = 1 << 30) {
     server::DaemonConfig config;
@@ -192,7 +192,7 @@ TEST_F(ReadinessTest, LivesBeforeItServes) {
            {"Admit", RawCall(*sequences, &v1::Sequences::Stub::Admit, "1-2-3", v1::AdmitRequest(), &admitted)},
            {"Step", RawCall(*residency, &v1::Residency::Stub::Step, "", v1::StepRequest(), &stepped)}}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << what << ": " << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("pools are being populated: 163840 of 262144 bytes")) << what;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("pools are being populated: 266240 of 425984 bytes")) << what;
   }
 
   gate_.Open(2);
@@ -245,7 +245,7 @@ TEST_F(ReadinessTest, RefusesToStartWithMoreThanItMayHold) {
   Start({"a", "b"}, 2 * kPoolBytes - 1);
   EXPECT_EQ(start_.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(start_.message()),
-              HasSubstr("pool b: blocks: needs 131072 bytes, 131072 are in use, limit max_pool_bytes 262143"));
+              HasSubstr("pool b: blocks: needs 212992 bytes, 212992 are in use, limit max_pool_bytes 425983"));
 }
 
 TEST_F(ReadinessTest, AnswersOthersWhileAPoolIsMadeByCall) {

@@ -1,0 +1,9 @@
+#include "client/replay/cuda/gpu_plane.h"
+
+namespace stoker::replay {
+
+absl::StatusOr<std::unique_ptr<GpuPlane>> MakeGpuPlane(client::Session&, uint32_t) {
+  return absl::UnimplementedError("the arena is memory of a GPU; this build of stoker-replay has no CUDA");
+}
+
+}  // namespace stoker::replay

@@ -1,0 +1,106 @@
+// Doorbells, and words that other streams read meanwhile: one thread that polls a word, or sets it.
+//
+// Bound of a wait: one trip to the L2 cache behind the request, and the launch of what comes next. It holds one warp of
+// a multiprocessor and nothing else.
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/system_memory.cuh"
+#include "kernels/plane.h"
+
+namespace stoker::kernels::cuda {
+namespace {
+
+// Between two looks at a word: leaves the memory system to others, and costs a step less than half of this each wait.
+constexpr unsigned kPauseNs = 64;
+// Between two looks at the abort word, which is behind the link: a trip of 1 to 2 us.
+constexpr uint64_t kAbortPauseNs = 20'000;
+
+__device__ bool Ended(const PlaneState* state) {
+  return Load(&state->outcome) != static_cast<uint32_t>(PlaneOutcome::kRunning);
+}
+
+__device__ void End(PlaneState* state, PlaneOutcome outcome) { Store(&state->outcome, static_cast<uint32_t>(outcome)); }
+
+__device__ uint64_t NowNs() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  return now;
+}
+
+__global__ void AwaitDoorbellKernel(const __grid_constant__ AwaitDoorbellArgs args) {
+  if (Ended(args.state)) return;
+  uint64_t step = Load(&args.state->step);
+  if (args.begins_step) Store(&args.state->step, ++step);
+  const uint64_t limit_ns = args.begins_step ? 0 : args.limit_ns;
+  const uint64_t begin_ns = NowNs();
+  uint64_t looked_ns = begin_ns - kAbortPauseNs;  // at *abort: at once where the request has not come yet
+  while (true) {
+    // Before the request is read: one that came within the limit is found, however late this looks.
+    const uint64_t now_ns = NowNs();
+    const uint64_t request = LoadAcquire(args.request);
+    if (request == step) return;
+    const bool bad = request != step - 1;
+    const bool late = limit_ns > 0 && now_ns - begin_ns >= limit_ns;
+    if (bad || late || now_ns - looked_ns >= kAbortPauseNs) {
+      looked_ns = now_ns;
+      const bool aborted = LoadAcquire(args.abort) != 0;
+      if (aborted || bad || late) {
+        End(args.state, aborted ? PlaneOutcome::kAborted : bad ? PlaneOutcome::kBadStep : PlaneOutcome::kTimedOut);
+        return;
+      }
+    }
+    __nanosleep(kPauseNs);
+  }
+}
+
+__global__ void RingDoorbellKernel(const __grid_constant__ RingDoorbellArgs args) {
+  if (!Ended(args.state)) StoreRelease(args.done, Load(&args.state->step));
+}
+
+__global__ void AwaitQuietKernel(const __grid_constant__ AwaitQuietArgs args) {
+  FenceSequential();  // against the one of BeginBatch
+  const uint64_t accepted = Load(&args.state->accepted);
+  const uint64_t begin_ns = NowNs();
+  uint64_t looked_ns = begin_ns;
+  while (LoadAcquire(&args.state->finished) < accepted) {
+    __nanosleep(kPauseNs);
+    const uint64_t now_ns = NowNs();
+    if (args.limit_ns > 0 && now_ns - begin_ns >= args.limit_ns) return;
+    if (args.abort == nullptr || now_ns - looked_ns < kAbortPauseNs) continue;
+    if (LoadAcquire(args.abort) != 0) return;
+    looked_ns = now_ns;
+  }
+}
+
+template <typename T>
+__global__ void WriteKernel(T* target, T value) {
+  StoreRelease(target, value);
+}
+
+}  // namespace
+
+cudaError_t LaunchWrite(uint64_t* target, uint64_t value, cudaStream_t stream) {
+  WriteKernel<<<1, 1, 0, stream>>>(target, value);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchWrite(int32_t* target, int32_t value, cudaStream_t stream) {
+  WriteKernel<<<1, 1, 0, stream>>>(target, value);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchAwaitDoorbell(const AwaitDoorbellArgs& args, cudaStream_t stream) {
+  AwaitDoorbellKernel<<<1, 1, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchRingDoorbell(const RingDoorbellArgs& args, cudaStream_t stream) {
+  RingDoorbellKernel<<<1, 1, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchAwaitQuiet(const AwaitQuietArgs& args, cudaStream_t stream) {
+  AwaitQuietKernel<<<1, 1, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+}  // namespace stoker::kernels::cuda

@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# What a decode step costs on each plane of a GPU, with MPS and without it: see tests/gpu/plane_bench.cc.
+#
+#   tests/bench/gpu/planes.sh BIN_DIR OUT_DIR [--no-mps | --only-mps]
+#
+# Writes OUT_DIR/planes.jsonl and logs. Starts an MPS control daemon of its own, in a folder of its own, and stokerd, and
+# ends these and nothing else. Environment: STEPS, BATCHES ("1 8"), CONTEXT (rows of a sequence of the realistic
+# workload), GROUPS_OF (layers that share a selection, "4 1"), LAYERS.
+set -euo pipefail
+if [ $# -lt 2 ] || [ ! -d "$1" ]; then
+  sed -n '2,8p' "$0" >&2
+  exit 2
+fi
+here=$(cd "$(dirname "$0")" && pwd)
+bin=$(cd "$1" && pwd)
+mkdir -p "$2"
+out=$(cd "$2" && pwd)
+mode=${3:-}
+steps=${STEPS:-500}
+batches=${BATCHES:-1 8}
+context=${CONTEXT:-32768}
+groups=${GROUPS_OF:-4 1}
+layers=${LAYERS:-61}
+commit=$(git -C "$here" rev-parse --short HEAD 2>/dev/null || echo unknown)
+# A short path: those of sockets have a limit.
+folder=$(mktemp -d /tmp/planes.XXXXXX)
+daemon=
+mps=
+
+stop_daemon() {
+  if [ -n "$daemon" ] && kill -0 "$daemon" 2>/dev/null; then
+    kill "$daemon"
+    wait "$daemon" || true
+  fi
+  daemon=
+}
+stop_mps() {
+  if [ -n "$mps" ]; then echo quit | nvidia-cuda-mps-control >>"$out/mps.log" 2>&1 || true; fi
+  mps=
+  unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+}
+finish() {
+  stop_daemon
+  stop_mps
+  rm -rf "$folder"
+}
+trap finish EXIT
+
+start_mps() {
+  export CUDA_MPS_PIPE_DIRECTORY=$folder/pipe CUDA_MPS_LOG_DIRECTORY=$folder/log
+  mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
+  nvidia-cuda-mps-control -d >>"$out/mps.log" 2>&1
+  mps=1
+}
+start_daemon() {
+  "$bin/stokerd" --socket-path="$folder/s" --device=cuda --max-hot-bytes=$((32 << 30)) --metrics-address=127.0.0.1:0 \
+    --log-format=json >"$out/stokerd-$1.log" 2>&1 &
+  daemon=$!
+  for _ in $(seq 300); do
+    if grep -q '"message":"serving"' "$out/stokerd-$1.log"; then return; fi
+    if ! kill -0 "$daemon" 2>/dev/null; then break; fi
+    sleep 0.1
+  done
+  echo "stokerd does not serve, see $out/stokerd-$1.log" >&2
+  exit 1
+}
+# bench PLANES ENTRIES BATCH GROUP: a run that fails is told, and the others go on.
+failed=0
+bench() {
+  local planes=$1 entries=$2 batch=$3 group=$4
+  if ! timeout 240 "$bin/stoker-plane-bench" --server="unix:$folder/s" --plane="$planes" --entries="$entries" --batch="$batch" \
+    --layers="$layers" --group="$group" --steps="$steps" --waits=separate,fused --commit="$commit" >>"$out/planes.jsonl" 2>>"$out/errors.log"; then
+    echo "FAILED $planes $entries batch $batch group $group: see $out/errors.log" >&2
+    failed=1
+  fi
+}
+
+: >"$out/planes.jsonl"
+: >"$out/errors.log"
+most=0
+for batch in $batches; do most=$((batch > most ? batch : most)); done
+workload=$out/realistic.stkw
+"$bin/stoker-replay" --write-workload "$workload" --steps 48 --rows "$most" --top-k 2048 --hot-rows 4096 --row-bytes 656 \
+  --context "$context" --progress=none >/dev/null
+
+run_all() {
+  local planes=same,rpc,rpc_group
+  if [ "$1" = mps ]; then planes=same,server,rpc,rpc_group; fi
+  start_daemon "$1"
+  for group in $groups; do
+    for batch in $batches; do bench "$planes" "empty,hot,$workload" "$batch" "$group"; done
+  done
+  stop_daemon
+}
+if [ "$mode" != --no-mps ]; then
+  start_mps
+  run_all mps
+  stop_mps
+fi
+if [ "$mode" != --only-mps ]; then run_all no-mps; fi
+cat "$out/planes.jsonl"
+exit $failed

@@ -1,0 +1,574 @@
+// The server plane of a GPU between two processes: this one is the engine, the daemon is another one, under the same
+// MPS. Without MPS the plane must be refused, with the reason, and steps by calls must work.
+//
+// Rows are compared on the GPU, by the kernels of stoker-replay, with what their layer and token say they hold.
+#include <cuda_runtime_api.h>
+#include <signal.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/device_plane.h"
+#include "client/replay/cuda/gpu_plane.h"
+#include "client/replay/cuda/gpu_rows.h"
+#include "client/replay/cuda/row_kernels.h"
+#include "client/status.h"
+#include "kernels/cuda/handles.h"
+#include "tests/system/daemon_fixture.h"
+
+namespace stoker::system_test {
+namespace {
+
+using client::DevicePlane;
+using client::PlaneRow;
+using kernels::cuda::DeviceMemory;
+using kernels::cuda::GraphExecHandle;
+using kernels::cuda::GraphHandle;
+using kernels::cuda::StreamHandle;
+using replay::OpenSequence;
+using replay::Request;
+using ::testing::HasSubstr;
+
+constexpr uint32_t kLayers = 4;
+constexpr uint32_t kGroups = 2;
+constexpr uint32_t kRowBytes = 656;
+constexpr uint32_t kTopK = 64;
+constexpr uint32_t kHotRows = 128;
+constexpr uint32_t kStateRows = 4;
+constexpr uint32_t kMaxRows = 2400;
+constexpr uint32_t kPrompt = 1000;
+
+// Before the daemon is started, which reads the first, and before anything uses CUDA.
+const bool process_is_set_up = [] {
+  DevicePlane::SetUpProcess();
+  return setenv("STOKER_TEST_DEVICE", "cuda", /*overwrite=*/1) == 0;
+}();
+
+// An engine with sequences of its own, none of which is shared.
+class GpuEngine {
+ public:
+  GpuEngine(const client::Client& client, const v1::PoolSpec& pool, const std::string& name)
+      : rank_(client, pool, Attach(pool, name), Options()) {
+    replay::RowDeviceSpec spec;
+    spec.shape.part_bytes[0] = kRowBytes;
+    spec.group_begin = {0, 2, kLayers};
+    spec.top_k = kTopK;
+    spec.hot_rows = kHotRows;
+    spec.state_rows = kStateRows;
+    spec.max_sequence_rows = kMaxRows;
+    spec.seed = 1;
+    auto rows = replay::MakeGpuRows(spec, session().arena());
+    EXPECT_TRUE(rows.ok()) << rows.status();
+    if (rows.ok()) rows_ = *std::move(rows);
+  }
+
+  client::Session& session() { return rank_.session(); }
+  replay::RowDevice& rows() { return *rows_; }
+
+  // Opens a sequence and stores its prompt. `request` must outlive it.
+  OpenSequence Open(const Request& request) {
+    v1::AdmitRequest admit;
+    v1::AdmitItem* item = admit.add_items();
+    item->set_prompt_rows(request.input_rows);
+    item->set_max_rows(kMaxRows);
+    v1::AdmitResponse admitted;
+    absl::Status status = session().Admit(admit, &admitted);
+    EXPECT_TRUE(status.ok()) << status;
+    if (!status.ok()) return {};
+    EXPECT_EQ(admitted.sequences(0).status().code(), 0) << admitted.sequences(0).status().message();
+    const OpenSequence sequence{&request, admitted.sequences(0).sequence_id(), admitted.sequences(0).state_row(), 0,
+                                true};
+    status = rows_->Open(sequence);
+    status.Update(rows_->FillStaging(sequence, 0, request.input_rows, 0));
+    status.Update(rows_->AwaitStaging());
+    EXPECT_TRUE(status.ok()) << status;
+    v1::StoreRequest store;
+    v1::StoreItem* stored = store.add_items();
+    stored->mutable_range()->set_sequence_id(sequence.id);
+    stored->mutable_range()->set_row_count(request.input_rows);
+    stored->set_source(v1::DATA_SOURCE_SHARED);
+    v1::StoreResponse response;
+    status = session().Store(store, &response);
+    status.Update(client::FirstError(response.statuses()));
+    EXPECT_TRUE(status.ok()) << status;
+    return sequence;
+  }
+  void Close(const OpenSequence& sequence) {
+    v1::ReleaseRequest request;
+    request.add_sequence_ids(sequence.id);
+    v1::ReleaseResponse response;
+    absl::Status status = session().Release(request, &response);
+    status.Update(client::FirstError(response.statuses()));
+    EXPECT_TRUE(status.ok()) << status;
+  }
+
+  // Writes newest rows and entries for a step of these rows.
+  void Publish(absl::Span<const replay::BatchRow> batch, std::mt19937_64& random) {
+    for (size_t row = 0; row < batch.size(); ++row) {
+      rows_->WriteNewest(*batch[row].sequence, batch[row].length - 1);
+      for (uint32_t group = 0; group < kGroups; ++group) {
+        for (int32_t& entry : rows_->Entries(group, row)) {
+          // Half of them near the end, as decoders have it, the newest among them; now and then none.
+          const uint64_t reach = random() % 2 == 0 ? 64 : batch[row].length;
+          entry = random() % 97 == 0 ? -1 : static_cast<int32_t>(batch[row].length - 1 - random() % reach);
+        }
+      }
+    }
+    const absl::Status status = rows_->Publish(batch.size());
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  // Every row that the step's hot rows name.
+  void Check(absl::Span<const replay::BatchRow> batch) {
+    const auto check = rows_->Check(batch);
+    ASSERT_TRUE(check.ok()) << check.status();
+    ASSERT_EQ(check->wrong, 0u) << check->first_wrong;
+    // Of each group's two layers; a few entries are none.
+    ASSERT_GT(check->on_device, batch.size() * kTopK * kLayers / 2);
+    checked_ += check->on_device;
+  }
+  uint64_t checked() const { return checked_; }
+
+  // One step on the plane, all rows committed.
+  void Step(replay::GpuPlane& plane, absl::Span<const replay::BatchRow> batch, std::mt19937_64& random) {
+    Publish(batch, random);
+    if (::testing::Test::HasFatalFailure()) return;
+    std::vector<PlaneRow> rows;
+    for (const replay::BatchRow& row : batch) rows.push_back({row.sequence->id, row.sequence->state_row, row.length});
+    absl::Status status = plane.RunGroups(rows);
+    ASSERT_TRUE(status.ok()) << status;
+    Check(batch);
+    if (::testing::Test::HasFatalFailure()) return;
+    status = plane.Commit(std::vector<int32_t>(batch.size(), 1));
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  // One step by a call, all rows committed.
+  void StepByCall(absl::Span<const replay::BatchRow> batch, std::mt19937_64& random) {
+    Publish(batch, random);
+    if (::testing::Test::HasFatalFailure()) return;
+    v1::StepRequest request;
+    request.set_top_k(kTopK);
+    request.set_source(v1::DATA_SOURCE_SHARED);
+    for (uint32_t group = 0; group < kGroups; ++group) request.add_groups()->set_group(group);
+    for (const replay::BatchRow& row : batch) {
+      v1::StepRow* proto = request.add_rows();
+      proto->set_sequence_id(row.sequence->id);
+      proto->set_length(row.length);
+      proto->set_commit(true);
+    }
+    v1::StepResponse response;
+    absl::Status status = session().Step(request, &response);
+    status.Update(client::FirstError(response.statuses()));
+    ASSERT_TRUE(status.ok()) << status;
+    Check(batch);
+  }
+
+ private:
+  static v1::AttachRequest Attach(const v1::PoolSpec& pool, const std::string& name) {
+    v1::AttachRequest request = AttachTo(pool, name, kStateRows, kHotRows, kTopK, kMaxRows);
+    request.clear_groups();
+    for (uint32_t group = 0; group < kGroups; ++group) {
+      v1::IndexGroup* layers = request.add_groups();
+      layers->add_layers(2 * group);
+      layers->add_layers(2 * group + 1);
+    }
+    request.set_staging_bytes(uint64_t{8} << 20);
+    return request;
+  }
+  static client::SessionOptions Options() {
+    client::SessionOptions options = WithoutReattach();
+    options.arena_mapping = client::ArenaMapping::kDevice;
+    return options;
+  }
+
+  Rank rank_;
+  std::unique_ptr<replay::RowDevice> rows_;
+  uint64_t checked_ = 0;
+};
+
+Request Prompt(uint32_t number) {
+  Request request;
+  request.number = number;
+  request.input_rows = kPrompt;
+  request.output_rows = kMaxRows - kPrompt;
+  return request;
+}
+
+class PlaneProcessGpuTest : public DaemonTest {
+ protected:
+  PlaneProcessGpuTest() { pool_ = CreatePool(LinearPool("p", kLayers, kRowBytes, 1200)); }
+
+  bool mps() { return client().GetStatus()->mps_enabled(); }
+  // What a session is told where kernels of two processes take turns. Ends the test's part that needs the plane.
+  void ExpectRefused(GpuEngine& engine) {
+    const absl::Status refused = DevicePlane::Arm(engine.session(), kTopK).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("MPS does not run"));
+    EXPECT_EQ(client().GetStatus()->armed_sessions(), 0u);
+  }
+  static std::unique_ptr<replay::GpuPlane> Arm(GpuEngine& engine) {
+    auto plane = replay::MakeGpuPlane(engine.session(), kTopK);
+    EXPECT_TRUE(plane.ok()) << plane.status();
+    return plane.ok() ? *std::move(plane) : nullptr;
+  }
+
+  v1::PoolSpec pool_;
+};
+
+TEST_F(PlaneProcessGpuTest, DecodesAThousandSteps) {
+  GpuEngine engine(client(), pool_, "engine");
+  std::mt19937_64 random(1);
+  std::vector<Request> requests;
+  for (uint32_t i = 0; i < 12; ++i) requests.push_back(Prompt(i));
+  std::unique_ptr<replay::GpuPlane> plane;
+  if (mps()) {
+    plane = Arm(engine);
+    ASSERT_NE(plane, nullptr);
+  } else {
+    ExpectRefused(engine);
+  }
+  const OpenSequence lasting = engine.Open(requests[0]);
+  OpenSequence passing = engine.Open(requests[1]);
+  uint32_t length = kPrompt + 1, passing_length = kPrompt + 1;
+  for (uint32_t step = 0; step < 1000 && !HasFailure(); ++step, ++length) {
+    // Sequences join and leave between steps, and batches differ in size.
+    if (step % 100 == 99) {
+      engine.Close(passing);
+      passing = engine.Open(requests[2 + step / 100 % 10]);
+      passing_length = kPrompt + 1;
+    }
+    std::vector<replay::BatchRow> batch = {{&lasting, length}};
+    if (step % 3 != 2) batch.push_back({&passing, passing_length++});
+    if (plane != nullptr) {
+      engine.Step(*plane, batch, random);
+    } else {
+      engine.StepByCall(batch, random);
+    }
+  }
+  EXPECT_GT(engine.checked(), uint64_t{1000} * kTopK * kLayers);
+  for (const v1::SequenceInfo& info : Sequences("p")) {
+    if (info.sequence_id() == lasting.id) {
+      EXPECT_EQ(info.stored_rows(), kPrompt + 1000);
+    }
+  }
+}
+
+// Steps that are enqueued ahead, as one graph each: nothing but the doorbells keeps the two processes in order. What is
+// compared is what kernels behind the wait see.
+TEST_F(PlaneProcessGpuTest, StepsEnqueuedAheadSeeTheirRows) {
+  GpuEngine engine(client(), pool_, "engine");
+  if (!mps()) {
+    ExpectRefused(engine);
+    return;
+  }
+  constexpr uint32_t kRows = 3, kVariants = 8, kRounds = 125;
+  std::vector<Request> requests;
+  for (uint32_t i = 0; i < kRows; ++i) requests.push_back(Prompt(i));
+  std::vector<OpenSequence> sequences;
+  for (const Request& request : requests) sequences.push_back(engine.Open(request));
+  ASSERT_FALSE(HasFailure());
+  const std::shared_ptr<const client::Arena> arena = engine.session().arena();
+
+  std::vector<DeviceMemory> memory;
+  const auto on_device = [&](const auto& values) {
+    using T = typename std::decay_t<decltype(values)>::value_type;
+    auto made = kernels::cuda::MakeDeviceMemory(values.size() * sizeof(T));
+    EXPECT_TRUE(made.ok()) << made.status();
+    memory.push_back(*std::move(made));
+    EXPECT_EQ(cudaMemcpy(memory.back().get(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
+              cudaSuccess);
+    // From pageable memory the call may return before the bytes are there, and other streams do not wait for it.
+    EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
+    return static_cast<T*>(memory.back().get());
+  };
+  std::vector<replay::DevicePart> parts(kLayers * replay::kDeviceParts);
+  for (uint32_t layer = 0; layer < kLayers; ++layer) {
+    const auto view = arena->HotPart(layer, client::RowPart::kRow);
+    ASSERT_TRUE(view.ok()) << view.status();
+    ASSERT_EQ(view->page_rows(), 1u);
+    parts[layer * replay::kDeviceParts] = {reinterpret_cast<char*>(view->data()), view->page_stride_bytes(),
+                                           view->row_stride_bytes(), 0, kRowBytes / 4};
+  }
+  // The mailbox of one group at a time: entries are published, and rows compared, group by group.
+  std::vector<replay::DeviceGroup> groups(kGroups);
+  for (uint32_t g = 0; g < kGroups; ++g) {
+    const auto indices = arena->Indices(g);
+    const auto hot_rows = arena->HotRows(g);
+    ASSERT_TRUE(indices.ok() && hot_rows.ok());
+    groups[g] = {(*indices)[0].data(),
+                 (*hot_rows)[0].data(),
+                 indices->row_stride_bytes() / 4,
+                 hot_rows->row_stride_bytes() / 4,
+                 2 * g,
+                 2 * g + 2};
+  }
+  std::vector<replay::DeviceRow> rows(kRows);
+  std::vector<uint64_t> ids;
+  std::vector<int32_t> state_rows, lengths;
+  for (uint32_t i = 0; i < kRows; ++i) {
+    rows[i].tokens = requests[i].tokens();
+    rows[i].region = {static_cast<int64_t>(arena->RegionBegin(sequences[i].state_row)), kHotRows,
+                      static_cast<uint32_t>(arena->newest_row())};
+    rows[i].length = kPrompt;
+    ids.push_back(sequences[i].id);
+    state_rows.push_back(static_cast<int32_t>(sequences[i].state_row));
+    lengths.push_back(static_cast<int32_t>(kPrompt));
+  }
+  std::mt19937_64 random(2);
+  std::vector<int32_t> positions(size_t{kVariants} * kGroups * kRows * kTopK);
+  for (int32_t& position : positions) position = static_cast<int32_t>(random() % kPrompt);
+  const auto* const device_parts = on_device(parts);
+  const auto* const device_groups = on_device(groups);
+  const auto* const device_rows = on_device(rows);
+  const auto* const device_positions = on_device(positions);
+  auto* const totals = on_device(std::vector<replay::CheckTotals>(1));
+  client::DeviceBatch batch;
+  batch.rows = on_device(std::vector<int32_t>{static_cast<int32_t>(kRows)});
+  batch.sequence_ids = on_device(ids);
+  batch.state_rows = on_device(state_rows);
+  batch.lengths = on_device(lengths);
+  // The newest rows, which entries may name.
+  auto made = kernels::cuda::MakeStream();
+  ASSERT_TRUE(made.ok()) << made.status();
+  const StreamHandle stream = *std::move(made);
+  ASSERT_EQ(replay::LaunchNewest(device_parts, kLayers, device_rows, kRows, 128, stream.get()), cudaSuccess);
+  ASSERT_EQ(cudaStreamSynchronize(stream.get()), cudaSuccess);
+
+  auto armed = DevicePlane::Arm(engine.session(), kTopK);
+  ASSERT_TRUE(armed.ok()) << armed.status();
+  const std::unique_ptr<DevicePlane> plane = *std::move(armed);
+  std::vector<GraphExecHandle> graphs;
+  for (uint32_t variant = 0; variant < kVariants; ++variant) {
+    ASSERT_EQ(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    absl::Status status = plane->PublishBatch(batch, stream.get());
+    for (uint32_t g = 0; g < kGroups; ++g) {
+      replay::DeviceEntries entries;
+      entries.groups = device_groups + g;
+      entries.positions = entries.names = device_positions + (variant * kGroups + g) * size_t{kRows} * kTopK;
+      entries.group_count = 1;
+      entries.rows = entries.max_rows = kRows;
+      entries.top_k = kTopK;
+      if (g == 0) {
+        EXPECT_EQ(replay::LaunchEntries(entries, 128, stream.get()), cudaSuccess);
+        status.Update(plane->Ring(g, stream.get()));
+      } else {
+        status.Update(plane->PublishEntries(g, entries.names, kTopK, stream.get()));
+      }
+      status.Update(plane->Await(g, stream.get()));
+      EXPECT_EQ(replay::LaunchCheck(device_parts, entries, device_rows, totals, 128, stream.get()), cudaSuccess);
+    }
+    status.Update(plane->PublishCommits(nullptr, stream.get()));
+    status.Update(plane->RingCommit(stream.get()));
+    status.Update(plane->AwaitCommit(stream.get()));
+    cudaGraph_t captured = nullptr;
+    ASSERT_EQ(cudaStreamEndCapture(stream.get(), &captured), cudaSuccess);
+    const GraphHandle graph(captured);
+    ASSERT_TRUE(status.ok()) << status;
+    cudaGraphExec_t exec = nullptr;
+    ASSERT_EQ(cudaGraphInstantiate(&exec, captured, 0), cudaSuccess);
+    graphs.emplace_back(exec);
+  }
+  for (uint32_t step = 0; step < kRounds * kVariants; ++step) {
+    ASSERT_EQ(cudaGraphLaunch(graphs[step % kVariants].get(), stream.get()), cudaSuccess);
+  }
+  ASSERT_EQ(cudaStreamSynchronize(stream.get()), cudaSuccess);
+  const absl::Status status = plane->status();
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(plane->finished_step(), plane->first_step() + kRounds * kVariants - 1);
+  replay::CheckTotals found;
+  ASSERT_EQ(cudaMemcpy(&found, totals, sizeof found, cudaMemcpyDeviceToHost), cudaSuccess);
+  EXPECT_EQ(found.wrong, 0u) << "first " << found.first;
+  EXPECT_EQ(found.checked, uint64_t{kRounds} * kVariants * kRows * kTopK * kLayers);
+  const auto steps = plane->Disarm();
+  ASSERT_TRUE(steps.ok()) << steps.status();
+  EXPECT_EQ(*steps, uint64_t{kRounds} * kVariants);
+}
+
+TEST_F(PlaneProcessGpuTest, AnEngineThatIsKilledIsGoneAndOthersGoOn) {
+  const uint64_t hot_bytes = client().GetStatus()->hot_bytes();
+  {
+    GpuEngine engine(client(), pool_, "engine");
+    std::mt19937_64 random(3);
+    const Request request = Prompt(0);
+    const OpenSequence sequence = engine.Open(request);
+    std::unique_ptr<replay::GpuPlane> plane;
+    if (mps()) {
+      plane = Arm(engine);
+      ASSERT_NE(plane, nullptr);
+    }
+    uint32_t length = kPrompt + 1;
+    const auto step = [&] {
+      const std::vector<replay::BatchRow> batch = {{&sequence, length++}};
+      if (plane != nullptr) {
+        engine.Step(*plane, batch, random);
+      } else {
+        engine.StepByCall(batch, random);
+      }
+    };
+    for (int round = 0; round < 3 && !HasFailure(); ++round) {
+      ChildProcess other({STOKER_REPLAY_PATH,
+                          "--server",
+                          daemon().address(),
+                          "--device",
+                          "cuda",
+                          "--transfer",
+                          "shared",
+                          "--plane",
+                          mps() ? "server" : "rpc",
+                          "--pool",
+                          "other",
+                          "--pool-blocks",
+                          "2000",
+                          "--requests",
+                          "4000",
+                          "--output-length",
+                          "500",
+                          "--layers",
+                          "8",
+                          "--groups",
+                          "4",
+                          "--row-bytes",
+                          "656",
+                          "--top-k",
+                          "256",
+                          "--hot-rows",
+                          "512",
+                          "--concurrency",
+                          "4",
+                          "--progress",
+                          "none"},
+                         daemon().folder().File(absl::StrCat("replay", round)));
+      const auto steps_of_other = [&] {
+        uint64_t steps = 0;
+        const auto sessions = client().ListSessions();
+        if (!sessions.ok()) return steps;
+        for (const v1::SessionInfo& info : sessions->sessions()) {
+          if (info.pool() == "other") steps = std::max<uint64_t>(steps, info.steps());
+        }
+        return steps;
+      };
+      ASSERT_TRUE(Eventually(absl::Seconds(60), [&] { return steps_of_other() >= 50 || !other.running(); }));
+      ASSERT_TRUE(other.running()) << other.Output();
+      for (int i = 0; i < 20 && !HasFailure(); ++i) step();
+      other.Kill();
+      const absl::Time begin = absl::Now();
+      EXPECT_TRUE(Eventually(absl::Seconds(3), [&] { return SessionCount() == 1; }));
+      EXPECT_LT(absl::Now() - begin, absl::Seconds(2));
+      for (int i = 0; i < 20 && !HasFailure(); ++i) step();
+    }
+    if (mps()) {
+      EXPECT_EQ(client().GetStatus()->armed_sessions(), 1u);
+    }
+  }
+  EXPECT_TRUE(Eventually(absl::Seconds(5), [&] { return SessionCount() == 0; }));
+  EXPECT_EQ(client().GetStatus()->hot_bytes(), hot_bytes);
+}
+
+TEST_F(PlaneProcessGpuTest, AWaitEndsWhenTheDaemonIsKilled) {
+  const Request request = Prompt(0);
+  const bool with_mps = mps();
+  std::mt19937_64 random(4);
+  {
+    GpuEngine engine(client(), pool_, "engine");
+    const OpenSequence sequence = engine.Open(request);
+    if (!with_mps) {
+      ExpectRefused(engine);
+    } else {
+      auto armed = DevicePlane::Arm(engine.session(), kTopK);
+      ASSERT_TRUE(armed.ok()) << armed.status();
+      const std::unique_ptr<DevicePlane> plane = *std::move(armed);
+      auto stream = kernels::cuda::MakeStream();
+      ASSERT_TRUE(stream.ok()) << stream.status();
+      auto pinned = kernels::cuda::MakePinnedMemory(64);
+      ASSERT_TRUE(pinned.ok()) << pinned.status();
+      auto* const words = static_cast<uint64_t*>(pinned->get());
+      auto* const numbers = reinterpret_cast<int32_t*>(words + 1);
+      words[0] = sequence.id;
+      numbers[0] = 1;
+      numbers[1] = static_cast<int32_t>(sequence.state_row);
+      numbers[2] = static_cast<int32_t>(kPrompt);
+      // An answer that nobody has asked for does not come.
+      absl::Status status = plane->PublishBatch({numbers, words, numbers + 1, numbers + 2}, stream->get());
+      status.Update(plane->Await(0, stream->get()));
+      // And what is enqueued behind it runs through.
+      for (uint32_t group = 0; group < kGroups; ++group) {
+        status.Update(plane->Ring(group, stream->get()));
+        status.Update(plane->Await(group, stream->get()));
+      }
+      status.Update(plane->RingCommit(stream->get()));
+      status.Update(plane->AwaitCommit(stream->get()));
+      ASSERT_TRUE(status.ok()) << status;
+      absl::SleepFor(absl::Milliseconds(300));
+      EXPECT_EQ(cudaStreamQuery(stream->get()), cudaErrorNotReady);
+      EXPECT_TRUE(plane->status().ok()) << plane->status();
+      daemon().process().Kill();
+      const absl::Time begin = absl::Now();
+      EXPECT_EQ(cudaStreamSynchronize(stream->get()), cudaSuccess);
+      EXPECT_LT(absl::Now() - begin, absl::Seconds(1));
+      status = plane->status();
+      EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+      EXPECT_EQ(plane->finished_step(), 0u);
+    }
+  }
+  if (!with_mps) return;
+  // The GPU is as before for this process, and for a daemon that comes.
+  daemon().Restart();
+  ASSERT_TRUE(Eventually(absl::Seconds(30), [&] { return client().GetStatus().ok(); }));
+  pool_ = CreatePool(pool_);
+  GpuEngine engine(client(), pool_, "engine");
+  const OpenSequence sequence = engine.Open(request);
+  const auto plane = Arm(engine);
+  ASSERT_NE(plane, nullptr);
+  for (uint32_t length = kPrompt + 1; length < kPrompt + 50 && !HasFailure(); ++length) {
+    engine.Step(*plane, std::vector<replay::BatchRow>{{&sequence, length}}, random);
+  }
+}
+
+TEST_F(PlaneProcessGpuTest, AWaitEndsAtItsLimitAndWithItsSession) {
+  GpuEngine engine(client(), pool_, "engine");
+  if (!mps()) {
+    ExpectRefused(engine);
+    return;
+  }
+  auto stream = kernels::cuda::MakeStream();
+  ASSERT_TRUE(stream.ok()) << stream.status();
+  {
+    client::DevicePlaneOptions options;
+    options.wait_limit = absl::Milliseconds(200);
+    auto plane = DevicePlane::Arm(engine.session(), kTopK, options);
+    ASSERT_TRUE(plane.ok()) << plane.status();
+    const absl::Time begin = absl::Now();
+    // The number of the step is that of no step yet, so the answer to it is there.
+    ASSERT_TRUE((*plane)->Await(1, stream->get()).ok());
+    ASSERT_EQ(cudaStreamSynchronize(stream->get()), cudaSuccess);
+    EXPECT_TRUE((*plane)->status().ok()) << (*plane)->status();
+    auto pinned = kernels::cuda::MakePinnedMemory(64);
+    ASSERT_TRUE(pinned.ok()) << pinned.status();
+    auto* const words = static_cast<uint64_t*>(pinned->get());
+    std::fill_n(words, 8, 0);  // a batch without rows
+    auto* const numbers = reinterpret_cast<int32_t*>(words);
+    ASSERT_TRUE((*plane)->PublishBatch({numbers, words, numbers, numbers}, stream->get()).ok());
+    ASSERT_TRUE((*plane)->Await(0, stream->get()).ok());
+    ASSERT_EQ(cudaStreamSynchronize(stream->get()), cudaSuccess);
+    EXPECT_GE(absl::Now() - begin, absl::Milliseconds(190));
+    EXPECT_LT(absl::Now() - begin, absl::Seconds(2));
+    EXPECT_EQ((*plane)->status().code(), absl::StatusCode::kDeadlineExceeded) << (*plane)->status();
+  }
+  auto plane = DevicePlane::Arm(engine.session(), kTopK);
+  ASSERT_TRUE(plane.ok()) << plane.status();
+  EXPECT_TRUE((*plane)->status().ok()) << (*plane)->status();
+  v1::EvictSessionRequest evict;
+  evict.set_session_id(engine.session().info().session_id());
+  ASSERT_TRUE(client().EvictSession(evict).ok());
+  EXPECT_TRUE(Eventually(absl::Seconds(2), [&] { return !(*plane)->status().ok(); }));
+}
+
+}  // namespace
+}  // namespace stoker::system_test

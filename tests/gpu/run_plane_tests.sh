@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# The planes of a GPU between processes, with MPS and without it: the test, a replay on the server plane with every row
+# compared, and what a step costs.
+#
+#   tests/gpu/run_plane_tests.sh BIN_DIR OUT_DIR [--no-bench]
+#
+# Environment: as tests/bench/gpu/planes.sh. Logs and results lie in OUT_DIR; fails if one fails.
+set -uo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+if [ $# -lt 2 ] || [ ! -d "$1" ]; then
+  sed -n '2,7p' "$0" >&2
+  exit 2
+fi
+bin=$(cd "$1" && pwd)
+mkdir -p "$2"
+out=$(cd "$2" && pwd)
+failed=0
+
+# run NAME COMMAND...
+run() {
+  local name=$1 begin=$SECONDS status
+  shift
+  timeout 300 "$@" >"$out/$name.log" 2>&1
+  status=$?
+  if [ $status -eq 0 ]; then
+    printf 'ok     %-24s %4d s\n' "$name" $((SECONDS - begin))
+  else
+    printf 'FAILED %-24s %4d s  status %d, see %s\n' "$name" $((SECONDS - begin)) $status "$out/$name.log"
+    tail -n 25 "$out/$name.log"
+    failed=1
+  fi
+}
+
+export STOKER_TEST_DAEMON=$bin/stokerd
+run test-mps "$here/with_mps.sh" "$bin/plane_process_gpu_test"
+run test-no-mps "$bin/plane_process_gpu_test"
+run replay-mps "$here/with_mps.sh" "$bin/stoker-replay" --stokerd "$bin/stokerd" --device cuda --transfer shared --plane server \
+  --requests 24 --input-length 8000 --output-length 100 --layers 61 --groups 16 --row-bytes 656 --top-k 2048 --hot-rows 4096 --concurrency 8 \
+  --pool-blocks 4000 --json --progress none
+if [ "${3:-}" != --no-bench ]; then
+  "$here/../bench/gpu/planes.sh" "$bin" "$out" || failed=1
+fi
+exit $failed

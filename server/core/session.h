@@ -95,10 +95,9 @@ struct ArmResult {
   absl::Duration doorbell_timeout;
 };
 
-// A step of the server plane that was finished.
+// A step of a plane that was finished.
 struct PlaneStep {
   uint64_t device_ns = 0;
-  uint64_t gathered_bytes = 0;
 };
 
 // The result of Admit or Fork for one item.
@@ -334,7 +333,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void Disarm(Done<uint64_t> done);
 
   // On the direct plane: takes in what the engine's steps have done since the last time. Says how long the last of them
-  // took, and what all of them gathered, where there were any.
+  // took, where there were any.
   std::optional<PlaneStep> SampleDirect();
   // Likewise: new descriptors of the pool's memory. PERMISSION_DENIED on the other planes.
   absl::StatusOr<std::vector<FileDescriptor>> DuplicatePoolDescriptors() const;
@@ -405,8 +404,8 @@ class Session : public std::enable_shared_from_this<Session> {
   absl::Status ArmNow(int64_t top_k, std::function<void(const PlaneStep&)> observer)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PlaneEnded();
-  // Takes in what a plane has done; returns the bytes gathered since the last time.
-  uint64_t CountPlane(const PlaneSample& sample);
+  // Takes in what a plane has done.
+  void CountPlane(const PlaneSample& sample);
   void CountLookups(const StepWork& work);
   // Takes in the device's totals; returns the bytes gathered since the last time.
   uint64_t CountDevice(const DeviceTotals& totals);

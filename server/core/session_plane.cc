@@ -71,8 +71,8 @@ absl::Status Session::ArmNow(int64_t top_k, std::function<void(const PlaneStep&)
     setup.top_k = static_cast<int32_t>(top_k);
     setup.doorbell_timeout = limits_.doorbell_timeout;
     setup.stepped = [self = shared_from_this(), observer = std::move(observer)](const PlaneSample& sample) {
-      const uint64_t gathered = self->CountPlane(sample);
-      if (observer != nullptr) observer({sample.step_ns, gathered});
+      self->CountPlane(sample);
+      if (observer != nullptr) observer({sample.step_ns});
     };
     setup.ended = [self = shared_from_this()](PlaneEnd, absl::Status) { self->PlaneEnded(); };
     {
@@ -129,30 +129,25 @@ void Session::PlaneEnded() {
   EndOperation();
 }
 
-uint64_t Session::CountPlane(const PlaneSample& sample) {
-  uint64_t gathered;
-  {
-    absl::MutexLock lock(&device_mutex_);
-    PlaneSample& before = plane_sample_;
-    for (int i = 0; i < kOutcomeCount; ++i) {
-      const uint64_t more = sample.lookups[i] - before.lookups[i];
-      lookups_[i].fetch_add(more, std::memory_order_relaxed);
-      pool_->totals.lookups[i].fetch_add(more, std::memory_order_relaxed);
-    }
-    const uint64_t steps = sample.steps - before.steps;
-    steps_.fetch_add(steps, std::memory_order_relaxed);
-    pool_->totals.steps.fetch_add(steps, std::memory_order_relaxed);
-    pool_->totals.committed_bytes.fetch_add(
-        (sample.committed_rows - before.committed_rows) * static_cast<uint64_t>(BytesPerRow()),
-        std::memory_order_relaxed);
-    gathered = sample.totals.gathered_bytes - before.totals.gathered_bytes;
-    pool_->totals.gathered_bytes.fetch_add(gathered, std::memory_order_relaxed);
-    pool_->totals.evictions.fetch_add(sample.totals.evictions - before.totals.evictions, std::memory_order_relaxed);
-    pool_->totals.lru_repairs.fetch_add(sample.totals.lru_repairs - before.totals.lru_repairs,
-                                        std::memory_order_relaxed);
-    before = sample;
+void Session::CountPlane(const PlaneSample& sample) {
+  absl::MutexLock lock(&device_mutex_);
+  const PlaneSample& before = plane_sample_;
+  for (int i = 0; i < kOutcomeCount; ++i) {
+    const uint64_t more = sample.lookups[i] - before.lookups[i];
+    lookups_[i].fetch_add(more, std::memory_order_relaxed);
+    pool_->totals.lookups[i].fetch_add(more, std::memory_order_relaxed);
   }
-  return gathered;
+  const uint64_t steps = sample.steps - before.steps;
+  steps_.fetch_add(steps, std::memory_order_relaxed);
+  pool_->totals.steps.fetch_add(steps, std::memory_order_relaxed);
+  pool_->totals.committed_bytes.fetch_add(
+      (sample.committed_rows - before.committed_rows) * static_cast<uint64_t>(BytesPerRow()),
+      std::memory_order_relaxed);
+  pool_->totals.gathered_bytes.fetch_add(sample.totals.gathered_bytes - before.totals.gathered_bytes,
+                                         std::memory_order_relaxed);
+  pool_->totals.evictions.fetch_add(sample.totals.evictions - before.totals.evictions, std::memory_order_relaxed);
+  pool_->totals.lru_repairs.fetch_add(sample.totals.lru_repairs - before.totals.lru_repairs, std::memory_order_relaxed);
+  plane_sample_ = sample;
 }
 
 std::optional<PlaneStep> Session::SampleDirect() {
@@ -175,8 +170,8 @@ std::optional<PlaneStep> Session::SampleDirect() {
                sample.totals.gathered_bytes >= before.totals.gathered_bytes;
   for (int i = 0; i < kOutcomeCount; ++i) whole = whole && sample.lookups[i] >= before.lookups[i];
   if (!whole) return std::nullopt;
-  const uint64_t gathered = CountPlane(sample);
-  return PlaneStep{sample.step_ns, gathered};
+  CountPlane(sample);
+  return PlaneStep{sample.step_ns};
 }
 
 }  // namespace stoker::core

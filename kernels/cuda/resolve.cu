@@ -185,6 +185,7 @@ struct BlockState {
   Messages messages;
   SingleState single;
   UnionState rows;
+  BatchPlace place;
   int32_t union_end;
 };
 
@@ -222,16 +223,18 @@ __global__ void __launch_bounds__(kResolveThreads) ResolveKernel(const __grid_co
 
   int32_t key[Single::kEntries];
   if (kSingle) single.LoadEntries(r, key);
-  int32_t before, after;
-  const BatchRow row = access.Load(r, &before, &after);
+  // One thread looks, here and below at how far the union goes, so that all agree, whatever is written meanwhile.
+  if (threadIdx.x == 0) state.place = access.Load(r);
   if (kTells) cluster.Wait();
-  if (row.state_row < 0 || before == row.state_row) {  // a union's first row takes it
+  __syncthreads();
+  const BatchRow row = state.place.row;
+  if (row.state_row < 0 || state.place.before == row.state_row) {  // a union's first row takes it
     if (row.state_row < 0) access.EmitPadding(r);
     if (kTells) others.Misses(0);
     return;
   }
   if constexpr (kSingle) {
-    if (after != row.state_row) {
+    if (state.place.after != row.state_row) {
       if constexpr (kTells) {
         single.template Run<true>(r, row, key, others);
         CountGathered(gather, others.moved());
@@ -247,17 +250,15 @@ __global__ void __launch_bounds__(kResolveThreads) ResolveKernel(const __grid_co
     }
   }
 
-  // One thread looks how far the union goes, so that all agree, whatever is written to the batch meanwhile.
-  int32_t unused;
   if (threadIdx.x == 0) {
     int32_t i = r + 1;
-    while (i < a.rows && access.Load(i, &unused, &unused).state_row == row.state_row) ++i;
+    while (i < a.rows && access.Load(i).row.state_row == row.state_row) ++i;
     state.union_end = i;
   }
   __syncthreads();
   const int32_t end = state.union_end;
   RowUnion<kSpace>(args, shared, &state.rows).Run(r, end, row, [&](int32_t i) {
-    BatchRow other = access.Load(i, &unused, &unused);
+    BatchRow other = access.Load(i).row;
     if (other.state_row != row.state_row) other.table_row = row.table_row;  // it has changed: its id means nothing
     other.state_row = row.state_row;
     return other;

@@ -46,9 +46,16 @@ inline constexpr int32_t kNone = -1;
 
 // What a batch row is: state row, row of the block tables (no table has more rows than INT32_MAX), length.
 struct BatchRow {
-  int32_t state_row = kNone;
-  int32_t table_row = kNone;
-  int32_t length = 0;
+  int32_t state_row;
+  int32_t table_row;
+  int32_t length;
+};
+
+// A batch row, and the state rows of those before and after it: kNone for padding, and where there is none.
+struct BatchPlace {
+  BatchRow row;
+  int32_t before;
+  int32_t after;
 };
 
 // Loads at this place: the compiler would put a load behind the branch that decides whether it is needed, and make two
@@ -78,9 +85,9 @@ class RowAccess {
   __device__ explicit RowAccess(const ResolveKernelArgs& args)
       : a_(args.a), shift_(args.block_shift), pool_blocks_(args.pool_blocks) {}
 
-  // Batch row r, and the state rows of its neighbours: kNone for padding, and where there is none. All that needs one
-  // trip to memory is asked for at once. Without options ids and lengths have 32 bits.
-  __device__ BatchRow Load(int32_t r, int32_t* before, int32_t* after) const {
+  // Batch row r and its neighbours. All that needs one trip to memory is asked for at once. Without options ids and
+  // lengths have 32 bits. Who writes the batch may change it meanwhile: what a block must agree on, one thread loads.
+  __device__ BatchPlace Load(int32_t r) const {
     const int32_t at[3] = {max(r - 1, 0), r, min(r + 1, a_.rows - 1)};
     int32_t id[3];
     int32_t length = 0;
@@ -95,14 +102,14 @@ class RowAccess {
 #pragma unroll
       for (int i = 0; i < 3; ++i) id[i] = LoadNow(static_cast<const int32_t*>(a_.state_rows.data) + at[i]);
     }
-    BatchRow row;
-    row.length = max(length, 0);
     const int32_t real = a_.real_rows == nullptr ? a_.rows : min(__ldcg(a_.real_rows), a_.rows);
-    row.table_row = id[1];
-    row.state_row = r < real ? StateRowOf(id[1]) : kNone;
-    *before = r > 0 ? StateRowOf(id[0]) : kNone;
-    *after = r + 1 < real ? StateRowOf(id[2]) : kNone;
-    return row;
+    BatchPlace place;
+    place.row.length = max(length, 0);
+    place.row.table_row = id[1];
+    place.row.state_row = r < real ? StateRowOf(id[1]) : kNone;
+    place.before = r > 0 ? StateRowOf(id[0]) : kNone;
+    place.after = r + 1 < real ? StateRowOf(id[2]) : kNone;
+    return place;
   }
 
   __device__ uint32_t BlockOf(uint32_t row) const {

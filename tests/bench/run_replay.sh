@@ -6,6 +6,8 @@
 #
 # --long: also 500 requests with 4 layers, in every row layout (20 minutes). --cuda: instead of all others, 500 requests with 61 layers on the
 # first GPU, every row compared there; needs 3.5 GB of its memory and 52 GB of the host's.
+#
+# Environment: STOKER_COMMIT (what the programs were built from, where there is no repository).
 set -euo pipefail
 bin=$(cd "$1" && pwd)
 trace=$(realpath "$2")
@@ -17,7 +19,7 @@ out=tests/bench/results/$(date -u +%F)-replay${mode/#--/-}.jsonl
 replay() {
   local shown="$*"
   printf '{"command": "stoker-replay --trace conversation_trace.jsonl %s", "commit": "%s"}\n' "$shown" \
-    "$(git rev-parse --short HEAD)" >>"$out"
+    "${STOKER_COMMIT:-$(git rev-parse --short HEAD)}" >>"$out"
   "$bin/stoker-replay" --trace "$trace" --json --progress=none "$@" | tail -n 1 >>"$out"
 }
 

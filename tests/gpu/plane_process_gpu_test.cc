@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <random>
@@ -51,6 +52,12 @@ const bool process_is_set_up = [] {
   DevicePlane::SetUpProcess();
   return setenv("STOKER_TEST_DEVICE", "cuda", /*overwrite=*/1) == 0;
 }();
+
+// From CMake; the environment variable STOKER_TEST_REPLAY names another.
+std::string ReplayPath() {
+  const char* other = std::getenv("STOKER_TEST_REPLAY");
+  return other == nullptr ? STOKER_REPLAY_PATH : other;
+}
 
 // An engine with sequences of its own, none of which is shared.
 class GpuEngine {
@@ -413,7 +420,7 @@ TEST_F(PlaneProcessGpuTest, AnEngineThatIsKilledIsGoneAndOthersGoOn) {
       }
     };
     for (int round = 0; round < 3 && !HasFailure(); ++round) {
-      ChildProcess other({STOKER_REPLAY_PATH,
+      ChildProcess other({ReplayPath(),
                           "--server",
                           daemon().address(),
                           "--device",
@@ -454,7 +461,8 @@ TEST_F(PlaneProcessGpuTest, AnEngineThatIsKilledIsGoneAndOthersGoOn) {
         }
         return steps;
       };
-      ASSERT_TRUE(Eventually(absl::Seconds(60), [&] { return steps_of_other() >= 50 || !other.running(); }));
+      ASSERT_TRUE(Eventually(absl::Seconds(60), [&] { return steps_of_other() >= 50 || !other.running(); }))
+          << other.Output();
       ASSERT_TRUE(other.running()) << other.Output();
       for (int i = 0; i < 20 && !HasFailure(); ++i) step();
       other.Kill();

@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # Runs the test programs that need a GPU, one line each; fails if one fails.
 #
-#   tests/gpu/run_gpu_tests.sh BIN_DIR [--sanitize]
+#   tests/gpu/run_gpu_tests.sh BIN_DIR [--sanitize | --only-sanitize]
 #
-# --sanitize: afterwards a reduced set under the four tools of compute-sanitizer (README.md). Logs lie in BIN_DIR/logs.
+# --sanitize: afterwards a reduced set under the four tools of compute-sanitizer (README.md), which run side by side.
+# Logs lie in BIN_DIR/logs, or in STOKER_GPU_LOGS.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 kernels=$here/../../kernels/cuda
-if [ $# -lt 1 ] || [ ! -d "$1" ] || { [ $# -gt 1 ] && [ "$2" != --sanitize ]; }; then
-  sed -n '2,6p' "$0" >&2
+mode=${2:-}
+if [ $# -lt 1 ] || [ ! -d "$1" ] || [[ ! $mode =~ ^(|--sanitize|--only-sanitize)$ ]]; then
+  sed -n '2,7p' "$0" >&2
   exit 2
 fi
 bin=$(cd "$1" && pwd)
@@ -32,12 +34,14 @@ report() {
   fi
 }
 
-for program in "${programs[@]}" "${others[@]}"; do
-  log=$logs/$program.log
-  begin=$SECONDS
-  timeout 300 "$bin/$program" >"$log" 2>&1
-  report "$program" $? $((SECONDS - begin)) "$log"
-done
+if [ "$mode" != --only-sanitize ]; then
+  for program in "${programs[@]}" "${others[@]}"; do
+    log=$logs/$program.log
+    begin=$SECONDS
+    timeout 300 "$bin/$program" >"$log" 2>&1
+    report "$program" $? $((SECONDS - begin)) "$log"
+  done
+fi
 
 # Whether both ends of every hazard in the log are in racecheck_allowed.txt. Says which are not.
 hazards_allowed() {
@@ -59,7 +63,7 @@ hazards_allowed() {
   return $bad
 }
 
-if [ "${2:-}" = --sanitize ]; then
+if [ -n "$mode" ]; then
   sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -1)
   if [ -z "$sanitizer" ]; then
     echo "FAILED compute-sanitizer is not installed"
@@ -69,21 +73,33 @@ if [ "${2:-}" = --sanitize ]; then
   # Tests whose sizes, or oracles, take long and whose kernels others run as well.
   skipped='*EdgeSizes*:*Golden*:*LargestTopK*:*8192_32768*:*BatchesOfCommonShapes*:*SlotKeysAtAnyAddress*'
   skipped+=':*TransferInBothDirections*:*EqualsTheTwo*:*Oracle*:*CudaStreamTest*'
-  for tool in memcheck racecheck initcheck synccheck; do
+  # sanitize TOOL: fails if one program fails.
+  sanitize() {
+    local tool=$1 program log begin exitcode status
+    failed=0
     for program in "${programs[@]}"; do
       # Racecheck looks at shared memory only: nothing that a stranger writes.
-      if [ $tool = racecheck ] && [ $program = hostile_gpu_test ]; then continue; fi
+      if [ "$tool" = racecheck ] && [ "$program" = hostile_gpu_test ]; then continue; fi
       log=$logs/$tool.$program.log
       begin=$SECONDS
       # Racecheck's hazards are read from the log: some are meant.
       exitcode=9
-      if [ $tool = racecheck ]; then exitcode=0; fi
-      timeout 120 "$sanitizer" --tool $tool --error-exitcode $exitcode --print-limit 10000 "$bin/$program" \
+      if [ "$tool" = racecheck ]; then exitcode=0; fi
+      timeout 240 "$sanitizer" --tool "$tool" --error-exitcode $exitcode --print-limit 10000 "$bin/$program" \
         --gtest_filter="-$skipped" >"$log" 2>&1
       status=$?
-      if [ $tool = racecheck ] && ! hazards_allowed "$log"; then status=9; fi
+      if [ "$tool" = racecheck ] && ! hazards_allowed "$log"; then status=9; fi
       report "$tool $program" $status $((SECONDS - begin)) "$log"
     done
+    return $failed
+  }
+  tools=()
+  for tool in memcheck racecheck initcheck synccheck; do
+    sanitize $tool &
+    tools+=($!)
+  done
+  for tool in "${tools[@]}"; do
+    wait "$tool" || failed=1
   done
 fi
 exit $failed

@@ -31,7 +31,7 @@ run() {
   fi
 }
 
-export STOKER_TEST_DAEMON=$bin/stokerd
+export STOKER_TEST_DAEMON=$bin/stokerd STOKER_TEST_REPLAY=$bin/stoker-replay
 run test-mps "$here/with_mps.sh" "$bin/plane_process_gpu_test"
 run test-no-mps "$bin/plane_process_gpu_test"
 run replay-mps "$here/with_mps.sh" "$bin/stoker-replay" --stokerd "$bin/stokerd" --device cuda --transfer shared --plane server \

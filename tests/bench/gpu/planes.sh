@@ -5,7 +5,7 @@
 #
 # Writes OUT_DIR/planes.jsonl and logs. Starts an MPS control daemon of its own, in a folder of its own, and stokerd, and
 # ends these and nothing else. Environment: STEPS, BATCHES ("1 8"), CONTEXT (rows of a sequence of the realistic
-# workload), GROUPS_OF (layers that share a selection, "4 1"), LAYERS.
+# workload), GROUPS_OF (layers that share a selection, "4 1"), LAYERS, STOKER_COMMIT (what the programs were built from).
 set -euo pipefail
 if [ $# -lt 2 ] || [ ! -d "$1" ]; then
   sed -n '2,8p' "$0" >&2
@@ -21,7 +21,7 @@ batches=${BATCHES:-1 8}
 context=${CONTEXT:-32768}
 groups=${GROUPS_OF:-4 1}
 layers=${LAYERS:-61}
-commit=$(git -C "$here" rev-parse --short HEAD 2>/dev/null || echo unknown)
+commit=${STOKER_COMMIT:-$(git -C "$here" rev-parse --short HEAD 2>/dev/null || echo unknown)}
 # A short path: those of sockets have a limit.
 folder=$(mktemp -d /tmp/planes.XXXXXX)
 daemon=

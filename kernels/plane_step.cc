@@ -38,6 +38,7 @@ absl::Status PlaneStep::Group(Stream& stream, int32_t group) const {
   resolve.miss_pool_rows = of_group.miss_pool_rows;
   resolve.miss_hot_rows = of_group.miss_hot_rows;
   resolve.miss_counts = of_group.miss_counts;
+  resolve.told_miss_counts = of_group.misses;
   resolve.stats = memory_.counters;
   GatherCompactArgs gather;
   gather.pool = memory_.pool;
@@ -52,8 +53,7 @@ absl::Status PlaneStep::Group(Stream& stream, int32_t group) const {
   gather.rows = batch.max_rows;
   gather.top_k = batch.top_k;
   gather.gathered_bytes = memory_.counters + kPlaneGatheredBytes;
-  if (absl::Status status = stream.ResolveGather(resolve, gather); !status.ok()) return status;
-  return stream.Copy(of_group.misses, of_group.miss_counts, static_cast<size_t>(batch.max_rows) * 4);
+  return stream.ResolveGather(resolve, gather);
 }
 
 absl::Status PlaneStep::Commit(Stream& stream) const {

@@ -114,8 +114,11 @@ struct ResolveArgs {
   int32_t* miss_pool_rows = nullptr;
   int32_t* miss_hot_rows = nullptr;
   int32_t* miss_counts = nullptr;  // [rows]
-  int32_t* counts = nullptr;       // optional [rows][kOutcomes]
-  uint64_t* stats = nullptr;       // optional [kStats]: added to, atomically
+  // Optional [rows]: the same counts once more. The list and its counts are followed by the gather; these may lie where
+  // others write.
+  int32_t* told_miss_counts = nullptr;
+  int32_t* counts = nullptr;  // optional [rows][kOutcomes]
+  uint64_t* stats = nullptr;  // optional [kStats]: added to, atomically
 };
 
 // Checks everything that can be checked on the host: shapes, limits and required pointers. INVALID_ARGUMENT names the

@@ -139,6 +139,7 @@ void CheckResolveOutputs(FieldCheck& check, const ResolveArgs& args) {
       .Aligned("miss_pool_rows", args.miss_pool_rows)
       .Aligned("miss_hot_rows", args.miss_hot_rows)
       .Aligned("miss_counts", args.miss_counts)
+      .Aligned("told_miss_counts", args.told_miss_counts)
       .Aligned("resolved_pool_rows", args.resolved_pool_rows)
       .Aligned("miss_mask", args.miss_mask)
       .Aligned("counts", args.counts)

@@ -172,6 +172,7 @@ class Resolver {
     const BatchRow& row = scratch_.rows[r];
     if (args_.valid_counts != nullptr) args_.valid_counts[r * args_.valid_count_stride] = row.valid;
     if (args_.miss_counts != nullptr) args_.miss_counts[r] = row.counts[kMiss];
+    if (args_.told_miss_counts != nullptr) args_.told_miss_counts[r] = row.counts[kMiss];
     if (args_.counts != nullptr) std::copy_n(row.counts, kOutcomes, args_.counts + int64_t{r} * kOutcomes);
     for (int32_t i = 0; i < kOutcomes; ++i) stats_[i] += row.counts[i];
   }

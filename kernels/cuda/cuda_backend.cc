@@ -52,11 +52,14 @@ class DeviceBuffer final : public Buffer {
 
 class PinnedBuffer final : public Buffer {
  public:
-  PinnedBuffer(PinnedMemory memory, size_t bytes) : memory_(std::move(memory)), bytes_(bytes) {}
+  PinnedBuffer(PinnedSlabs* slabs, PinnedMemory memory, size_t bytes)
+      : slabs_(slabs), memory_(std::move(memory)), bytes_(bytes) {}
+  ~PinnedBuffer() override { slabs_->Give(std::move(memory_), bytes_); }
   std::byte* data() const override { return static_cast<std::byte*>(memory_.get()); }
   size_t bytes() const override { return bytes_; }
 
  private:
+  PinnedSlabs* const slabs_;
   PinnedMemory memory_;
   const size_t bytes_;
 };
@@ -104,10 +107,10 @@ class CudaBackend final : public Backend {
   absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(size_t bytes) override {
     if (bytes == 0) return absl::InvalidArgumentError("bytes: 0 given, limit 1");
     const CurrentDevice current(device_);
-    absl::StatusOr<PinnedMemory> memory = MakePinnedMemory(bytes);
+    absl::StatusOr<PinnedMemory> memory = pinned_.Take(bytes);
     if (!memory.ok()) return memory.status();
     std::memset(memory->get(), 0, bytes);
-    return std::make_unique<PinnedBuffer>(*std::move(memory), bytes);
+    return std::make_unique<PinnedBuffer>(&pinned_, *std::move(memory), bytes);
   }
 
   absl::StatusOr<std::unique_ptr<Buffer>> MapClientMemory(const ClientMemory& memory) override {
@@ -116,7 +119,7 @@ class CudaBackend final : public Backend {
   }
 
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override {
-    return CudaStream::Create(device_, limits_, {&health_, &staging_, &completions_});
+    return CudaStream::Create(device_, limits_, {&health_, &pinned_, &completions_});
   }
 
   void OnLost(absl::AnyInvocable<void(absl::Status) &&> lost) override { health_.OnLost(std::move(lost)); }
@@ -145,7 +148,7 @@ class CudaBackend final : public Backend {
   const std::shared_ptr<const PoolDriver> pool_driver_ = LoadPoolDriver();
   cpu::MemoryBank bank_;
   DeviceHealth health_;
-  PinnedSlabs staging_;
+  PinnedSlabs pinned_;
   DeviceSlabs shared_;
   DeviceSlabs private_;
   IpcMemory client_memory_;

@@ -98,7 +98,7 @@ absl::StatusOr<void*> CudaStream::Stage(size_t bytes) {
     }
   }
   if (chosen == nullptr) {
-    absl::StatusOr<PinnedMemory> memory = shared_.slabs->Take();
+    absl::StatusOr<PinnedMemory> memory = shared_.slabs->Take(PinnedSlabs::kSlabBytes);
     if (!memory.ok()) return memory.status();
     chosen = std::make_shared<Slab>(shared_.slabs);
     chosen->memory = *std::move(memory);

@@ -69,7 +69,7 @@ class CudaStream final : public Stream {
   // Pinned memory, handed out from the front and used from the front again when nothing in it is under way.
   struct Slab {
     explicit Slab(PinnedSlabs* slabs) : owner(slabs) {}
-    ~Slab() { owner->Give(std::move(memory)); }
+    ~Slab() { owner->Give(std::move(memory), PinnedSlabs::kSlabBytes); }
     PinnedSlabs* const owner;
     PinnedMemory memory;
     size_t used = 0;

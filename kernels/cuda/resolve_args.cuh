@@ -33,8 +33,10 @@ struct ResolveKernelArgs {
   uint32_t pool_blocks = 0;
   // Whether the next kernel may start before this one has told whether it has misses: see LetNextStart.
   bool starts_next_early = false;
-  // Whether misses are copied in the order of their positions: see kMinRowsForSorting.
+  // Whether misses are copied in the order of their positions, and many of them by fewer threads: see
+  // kMinRowsForSorting and kMinRowsForFewThreads.
   bool sorts_misses = false;
+  bool copies_with_few_threads = false;
   // ceil(2^16 / (blocks of a cluster - 1)): divides numbers of misses among the blocks that copy.
   uint32_t copier_reciprocal = 0;
   GatherPart gather;
@@ -206,6 +208,7 @@ class RowAccess {
   __device__ void EmitCount(int32_t r, int32_t outcome, int32_t count) const {
     if (a_.counts != nullptr) a_.counts[static_cast<int64_t>(r) * kOutcomes + outcome] = count;
     if (outcome == kMiss && a_.miss_counts != nullptr) a_.miss_counts[r] = count;
+    if (outcome == kMiss && a_.told_miss_counts != nullptr) a_.told_miss_counts[r] = count;
     AddStat(outcome, count);
   }
 

@@ -8,6 +8,12 @@ namespace stoker::kernels::cuda {
 namespace {
 
 constexpr size_t kGranule = size_t{2} << 20;
+// Of pinned memory: a page.
+constexpr size_t kSmallestPinned = 4096;
+
+size_t PinnedSize(size_t bytes) {
+  return bytes > PinnedSlabs::kSlabBytes ? bytes : std::bit_ceil(std::max(bytes, kSmallestPinned));
+}
 
 }  // namespace
 
@@ -79,21 +85,22 @@ void DeviceSlabs::Give(DeviceSlab slab) {
   }
 }
 
-absl::StatusOr<PinnedMemory> PinnedSlabs::Take() {
+absl::StatusOr<PinnedMemory> PinnedSlabs::Take(size_t bytes) {
+  const size_t size = PinnedSize(bytes);
   {
     const std::lock_guard lock(mutex_);
-    if (!kept_.empty()) {
-      PinnedMemory memory = std::move(kept_.back());
-      kept_.pop_back();
+    if (std::vector<PinnedMemory>& kept = kept_[size]; !kept.empty()) {
+      PinnedMemory memory = std::move(kept.back());
+      kept.pop_back();
       return memory;
     }
   }
-  return MakePinnedMemory(kSlabBytes);
+  return MakePinnedMemory(size);
 }
 
-void PinnedSlabs::Give(PinnedMemory memory) {
+void PinnedSlabs::Give(PinnedMemory memory, size_t bytes) {
   const std::lock_guard lock(mutex_);
-  kept_.push_back(std::move(memory));
+  kept_[PinnedSize(bytes)].push_back(std::move(memory));
 }
 
 }  // namespace stoker::kernels::cuda

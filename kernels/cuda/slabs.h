@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -55,17 +56,21 @@ class DeviceSlabs {
   size_t kept_bytes_ = 0;        // guarded by mutex_
 };
 
-// Pinned memory for staging, in slabs of one size. All are kept: as many as were once in use at a time.
+// Pinned memory in slabs, up to kSlabBytes of sizes that are powers of 2. All are kept: as many of a size as were once
+// in use at a time.
 class PinnedSlabs {
  public:
+  // Of staging.
   static constexpr size_t kSlabBytes = size_t{1} << 20;
 
-  absl::StatusOr<PinnedMemory> Take();
-  void Give(PinnedMemory memory);
+  // A slab of at least `bytes`, with whatever was in it. RESOURCE_EXHAUSTED.
+  absl::StatusOr<PinnedMemory> Take(size_t bytes);
+  // What Take gave for so many bytes. No work may use it any more.
+  void Give(PinnedMemory memory, size_t bytes);
 
  private:
   std::mutex mutex_;
-  std::vector<PinnedMemory> kept_;  // guarded by mutex_
+  std::map<size_t, std::vector<PinnedMemory>> kept_;  // by size; guarded by mutex_
 };
 
 }  // namespace stoker::kernels::cuda

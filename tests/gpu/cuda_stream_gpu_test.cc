@@ -28,7 +28,10 @@ TEST_P(CudaStreamTest, AnEventThatHasNotComeIsNoError) {
   ASSERT_TRUE(stream->Copy(device->data(), std::vector<std::byte>(4096).data(), 4096).ok());
   ASSERT_TRUE(Finish(*stream).ok());
   auto* const values = reinterpret_cast<int32_t*>(device->data());
-  ASSERT_EQ(LaunchScribble({{values + 512, 512, 4, 9}}, 1, 200000, static_cast<CudaStream&>(*stream).get()),
+  const auto never = MakePinnedMemory(sizeof(uint32_t)).value();
+  *static_cast<uint32_t*>(never.get()) = 0;
+  ASSERT_EQ(LaunchScribble({{values + 512, 512, 4, 9}}, 1, 200000, static_cast<const uint32_t*>(never.get()),
+                           static_cast<CudaStream&>(*stream).get()),
             cudaSuccess);
   const std::shared_ptr<Event> event = stream->Record();
   EXPECT_FALSE(event->Done()) << "it is to be asked for too early";

@@ -18,8 +18,9 @@ struct ScribbleTarget {
 
 inline constexpr int kMaxScribbleTargets = 16;
 
-// One block for each of at most kMaxScribbleTargets targets; each of its threads writes `rounds` values.
+// One block for each of at most kMaxScribbleTargets targets; each of its threads writes `rounds` values, or fewer where
+// *stop, in pinned memory, becomes 1.
 cudaError_t LaunchScribble(const std::vector<ScribbleTarget>& targets, uint32_t seed, int32_t rounds,
-                           cudaStream_t stream);
+                           const uint32_t* stop, cudaStream_t stream);
 
 }  // namespace stoker::kernels::cuda

@@ -119,6 +119,7 @@ void ScribbleWhileResolving(IndexSpace index_space) {
     restore(output, entries);
   }
   restore(args.miss_counts, 12);
+  restore(args.told_miss_counts, 12);
   restore(args.counts, size_t{3} * kOutcomes * 4);
   restore(args.stats, kStats * 8);
   for (int32_t r = 0; r < 3; ++r) restore(args.valid_counts + r * args.valid_count_stride, 4);

@@ -87,6 +87,7 @@ ResolveCase::ResolveCase(const ResolveShape& shape)
     miss_pool_rows_ = image_.Add<int32_t>("miss_pool_rows", entries);
     miss_hot_rows_ = image_.Add<int32_t>("miss_hot_rows", entries);
     miss_counts_ = image_.Add<int32_t>("miss_counts", rows);
+    told_miss_counts_ = image_.Add<int32_t>("told_miss_counts", rows);
   }
   if (shape_.counts) counts_ = image_.Add<int32_t>("counts", rows * kOutcomes);
   if (shape_.stats) stats_ = image_.Add("stats", std::vector<uint64_t>(kStats, 1000));
@@ -209,6 +210,7 @@ ResolveArgs ResolveCase::Args(std::byte* base) const {
   args.miss_pool_rows = miss_pool_rows_.In(base);
   args.miss_hot_rows = miss_hot_rows_.In(base);
   args.miss_counts = miss_counts_.In(base);
+  args.told_miss_counts = told_miss_counts_.In(base);
   args.counts = counts_.In(base);
   args.stats = stats_.In(base);
   return args;
@@ -216,7 +218,7 @@ ResolveArgs ResolveCase::Args(std::byte* base) const {
 
 void ResolveCase::PoisonOutputs() {
   for (const auto* region : {&hot_rows_out_, &attention_, &resolved_, &valid_counts_, &miss_mask_, &miss_pool_rows_,
-                             &miss_hot_rows_, &miss_counts_, &counts_}) {
+                             &miss_hot_rows_, &miss_counts_, &told_miss_counts_, &counts_}) {
     image_.Poison(*region);
   }
 }

@@ -137,6 +137,7 @@ class ResolveCase {
   Region<int32_t> miss_pool_rows_;
   Region<int32_t> miss_hot_rows_;
   Region<int32_t> miss_counts_;
+  Region<int32_t> told_miss_counts_;
   Region<int32_t> counts_;
   Region<uint64_t> stats_;
 };

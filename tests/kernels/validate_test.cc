@@ -141,6 +141,7 @@ TEST(ValidateTest, Resolve) {
            "resolve.valid_count_stride: 0 is outside"},
           {[](A& a) { a.miss_counts = Some<int32_t>(); },
            "resolve.miss_pool_rows, miss_hot_rows, miss_counts: 1 of 3 are set, which must be 0 or 3"},
+          {[](A& a) { a.told_miss_counts = Odd<int32_t>(); }, "resolve.told_miss_counts: 0x"},
           {[](A& a) { a.stats = Odd<uint64_t>(); }, "resolve.stats: 0x"},
       });
 }

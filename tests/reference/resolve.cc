@@ -251,6 +251,7 @@ void Publish(const ResolveArgs& args, const std::vector<Item>& items) {
         args.miss_hot_rows[int64_t{r} * args.top_k + m] = static_cast<int32_t>(misses[m]->hot_row);
       }
     }
+    if (args.told_miss_counts != nullptr) args.told_miss_counts[r] = static_cast<int32_t>(misses.size());
     if (args.counts != nullptr) std::copy(counts.begin(), counts.end(), args.counts + r * kernels::kOutcomes);
     if (args.stats != nullptr) {
       for (int32_t o = 0; o < kernels::kOutcomes; ++o) args.stats[o] += counts[o];

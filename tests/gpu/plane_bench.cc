@@ -1,11 +1,12 @@
 // stoker-plane-bench: what a decode step costs on each plane, with an engine whose own kernels do next to nothing.
 //
-//   stoker-plane-bench --server unix:/path --plane same,server,rpc,rpc_group --entries empty,hot,FILE.stkw
+//   stoker-plane-bench --server unix:/path --plane same,direct,server,rpc,rpc_group --entries empty,hot,FILE.stkw
 //       --layers 61 --group 4 --batch 1 --steps 500 --waits separate,fused --commit "$(git rev-parse --short HEAD)"
 //
 // Planes: "same" is the daemon's kernels, commits included, in this process, with the engine's between them, as one
-// graph on one stream, and no daemon; "server" is the server plane against a daemon, both sides graphs; "rpc" is one
-// Step of all groups for each step, "rpc_group" one for each group (with --group 1: for each layer).
+// graph on one stream, and no daemon; "direct" is the same graph, of the direct plane, on the arena and the pool of a
+// daemon, which does nothing for a step; "server" is the server plane against a daemon, both sides graphs, and needs
+// MPS; "rpc" is one Step of all groups for each step, "rpc_group" one for each group (with --group 1: for each layer).
 //
 // A step: each group's entries are brought to the mailbox by a kernel, resolved and gathered, then a kernel for each of
 // its layers runs; at the end every row's newest token is committed. Entries: "empty" are all -1; "hot" are the same in
@@ -13,9 +14,9 @@
 // Waits of the server plane on the engine's side: "separate" are kernels of one thread, "fused" are inside the first
 // kernel of a layer that needs the answer.
 //
-// Times of "same" and "server" are the GPU's, from the end of a step to the end of the next; those of "rpc" the host's.
-// misses_per_step is counted, over all groups and rows. Rows are not compared here: plane_process_gpu_test and
-// stoker-replay do that. One JSON object a line.
+// Times of "same", "direct" and "server" are the GPU's, from the end of a step to the end of the next; those of "rpc"
+// the host's. misses_per_step is counted, over all groups and rows. Rows are not compared here:
+// plane_process_gpu_test, direct_plane_gpu_test and stoker-replay do that. One JSON object a line.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -38,6 +39,7 @@
 #include "absl/time/time.h"
 #include "client/client.h"
 #include "client/device_plane.h"
+#include "client/direct_plane.h"
 #include "client/replay/workload_file.h"
 #include "client/session.h"
 #include "client/status.h"
@@ -50,7 +52,7 @@
 #include "tests/gpu/plane_kernels.h"
 
 ABSL_FLAG(std::string, server, "", "address of a running stokerd, for the planes but \"same\"");
-ABSL_FLAG(std::vector<std::string>, plane, std::vector<std::string>({"same"}), "same, server, rpc, rpc_group");
+ABSL_FLAG(std::vector<std::string>, plane, std::vector<std::string>({"same"}), "same, direct, server, rpc, rpc_group");
 ABSL_FLAG(std::vector<std::string>, entries, std::vector<std::string>({"empty"}), "empty, hot, or workload files");
 ABSL_FLAG(std::vector<std::string>, waits, std::vector<std::string>({"separate"}), "server plane: separate, fused");
 ABSL_FLAG(int32_t, layers, 61, "layers of the model, 1 to 1024");
@@ -74,6 +76,7 @@ using kernels::cuda::StreamHandle;
 
 constexpr int32_t kBlockRows = 64;
 constexpr uint64_t kStagingBytes = uint64_t{64} << 20;
+constexpr uint32_t kMaxPageSize = 10000;  // of ListSequences; a batch has fewer sequences
 constexpr absl::Duration kPoolTimeout = absl::Minutes(5);
 
 // The benchmark's own work: whatever goes wrong ends it.
@@ -158,11 +161,13 @@ struct Mailbox {
 // The engine's memory, and its kernels.
 class Engine {
  public:
-  Engine(const Shape& shape, std::vector<Mailbox> mailboxes) : shape_(shape), mailboxes_(std::move(mailboxes)) {
+  // Writes the lengths of each step to `lengths`, on the GPU; null: to memory of its own.
+  Engine(const Shape& shape, std::vector<Mailbox> mailboxes, int32_t* lengths = nullptr)
+      : shape_(shape), mailboxes_(std::move(mailboxes)) {
     Require(PrepareEngineKernels(), "kernels");
     const std::vector<int32_t> ones(static_cast<size_t>(shape.batch), 1);
     batch_.clock = Device(std::vector<EngineClock>(1));
-    batch_.lengths = Device(std::vector<int32_t>(static_cast<size_t>(shape.batch)));
+    batch_.lengths = lengths != nullptr ? lengths : Device(std::vector<int32_t>(static_cast<size_t>(shape.batch)));
     batch_.rows = shape.batch;
     batch_.first_length = shape.context;
     entries_ = Device(shape.entries);
@@ -284,12 +289,18 @@ void Report(const Shape& shape, const char* plane, const std::string& waits, con
 
 double MeanOf(const Samples& samples, double total_us) { return total_us / static_cast<double>(samples.count()); }
 
-// Launches all steps of a plane whose step is one graph.
-void LaunchSteps(const Shape& shape, const GraphExecHandle& graph, cudaStream_t stream) {
-  for (int32_t i = 0; i < shape.warmup; ++i) Require(cudaGraphLaunch(graph.get(), stream), "launch");
-  Require(cudaStreamSynchronize(stream), "warm-up");
-  for (int32_t i = 0; i < shape.steps; ++i) Require(cudaGraphLaunch(graph.get(), stream), "launch");
-  Require(cudaStreamSynchronize(stream), "steps");
+// Launches all steps of a plane whose step is one graph. `status`, if any, must be OK before each launch.
+void LaunchSteps(const Shape& shape, const GraphExecHandle& graph, cudaStream_t stream,
+                 const std::function<absl::Status()>& status = nullptr) {
+  const auto launch = [&](int32_t steps, const char* what) {
+    for (int32_t i = 0; i < steps; ++i) {
+      if (status != nullptr) Require(status(), what);
+      Require(cudaGraphLaunch(graph.get(), stream), "launch");
+    }
+    Require(cudaStreamSynchronize(stream), what);
+  };
+  launch(shape.warmup, "warm-up");
+  launch(shape.steps, "steps");
 }
 
 // The first timed step's time has the host's pause between the two rounds in it, so it is left out.
@@ -472,9 +483,12 @@ class LocalPlane {
 // A session with a daemon, whose sequences are stored.
 class RemoteSession {
  public:
-  RemoteSession(const Shape& shape, const client::Client& client, const std::string& pool) : shape_(shape) {
+  // `plane` as AttachRequest.plane: PLANE_DIRECT, or none for the others.
+  RemoteSession(const Shape& shape, const client::Client& client, const std::string& pool, v1::Plane plane)
+      : shape_(shape) {
     v1::AttachRequest attach;
     attach.set_pool(pool);
+    attach.set_plane(plane);
     attach.set_name("plane-bench");
     attach.set_state_rows(static_cast<uint32_t>(shape.batch));
     attach.set_hot_rows(static_cast<uint32_t>(shape.hot_rows));
@@ -536,8 +550,39 @@ class RemoteSession {
     if (steps != static_cast<uint64_t>(shape_.total_steps())) {
       Require(absl::InternalError(absl::StrCat(steps, " steps were finished")), "Disarm");
     }
-    CheckStatuses();
+    CheckStatuses("server plane");
     ReportGraphs(shape_, "server", waits, engine, mps);
+  }
+
+  // `client` is of the session's daemon.
+  void RunDirect(const client::Client& client, bool mps) {
+    const cudaStream_t stream = stream_.get();
+    const client::PlaneMail mail = Get(arena_->Mail(), "arena");
+    Engine engine(shape_, mailboxes_, mail.lengths.data());
+    // Of the batch all but the lengths is the same in every step.
+    const std::vector<int32_t> commits(ids_.size(), 1);
+    Require(arena_->CopyIn(&shape_.batch, absl::MakeSpan(mail.batch_rows, 1)), "batch");
+    Require(arena_->CopyIn(ids_.data(), mail.sequence_ids), "batch");
+    Require(arena_->CopyIn(state_rows_.data(), mail.state_rows), "batch");
+    Require(arena_->CopyIn(commits.data(), mail.commits), "batch");
+    const auto plane =
+        Get(client::DirectPlane::Open(*session_, static_cast<uint32_t>(shape_.top_k), {.stream = stream}), "Open");
+    const GraphExecHandle graph = Capture(stream, [&] {
+      engine.Begin(stream);
+      Require(plane->EnqueueBegin(), "begin");
+      for (int32_t g = 0; g < shape_.groups(); ++g) {
+        engine.Indexer(g, nullptr, stream);
+        Require(plane->EnqueueGroup(static_cast<uint32_t>(g)), "group");
+        engine.Layers(g, nullptr, stream);
+      }
+      Require(plane->EnqueueCommit(), "commit");
+      engine.End(stream);
+    });
+    LaunchSteps(shape_, graph, stream, [&] { return plane->status(); });
+    Require(plane->status(), "direct plane");
+    CheckStatuses("direct plane");
+    CheckStored(client);
+    ReportGraphs(shape_, "direct", "none", engine, mps);
   }
 
   void RunCalls(bool each_group, bool mps) {
@@ -618,14 +663,31 @@ class RemoteSession {
     }
   }
 
-  // Of the last step.
-  void CheckStatuses() const {
+  // Of the last step, which is taken only if all before it have stored their rows.
+  void CheckStatuses(const char* plane) const {
     const absl::Span<const int32_t> in_arena = Get(arena_->Mail(), "arena").statuses;
     std::vector<int32_t> statuses(in_arena.size());
     Require(arena_->CopyOut(in_arena, statuses.data()), "statuses");
     for (size_t i = 0; i < statuses.size(); ++i) {
       if (statuses[i] == 0) continue;
-      Require(absl::InternalError(absl::StrCat("batch row ", i, " has the status ", statuses[i])), "server plane");
+      Require(absl::InternalError(absl::StrCat("batch row ", i, " has the status ", statuses[i])), plane);
+    }
+  }
+
+  // That every step has stored a row of each sequence, as the daemon sees it.
+  void CheckStored(const client::Client& client) const {
+    v1::ListSequencesRequest request;
+    request.set_pool(session_->info().pool().name());
+    request.set_page_size(kMaxPageSize);
+    const v1::ListSequencesResponse response = Get(client.ListSequences(request), "ListSequences");
+    const auto expected = static_cast<uint32_t>(shape_.context + shape_.total_steps());
+    for (const uint64_t id : ids_) {
+      const auto found = std::find_if(response.sequences().begin(), response.sequences().end(),
+                                      [id](const v1::SequenceInfo& info) { return info.sequence_id() == id; });
+      const uint32_t stored = found == response.sequences().end() ? 0 : found->stored_rows();
+      if (stored == expected) continue;
+      Require(absl::InternalError(absl::StrCat("sequence ", id, " has ", stored, " stored rows, not ", expected)),
+              "direct plane");
     }
   }
 
@@ -657,9 +719,12 @@ void RunRemote(const Shape& shape, const client::Client& client, const std::stri
   client::CallOptions call;
   call.timeout = kPoolTimeout;
   Require(client.CreatePool(create, call).status(), "CreatePool");
-  RemoteSession session(shape, client, create.spec().name());
+  RemoteSession session(shape, client, create.spec().name(),
+                        plane == "direct" ? v1::PLANE_DIRECT : v1::PLANE_UNSPECIFIED);
   if (plane == "server") {
     session.RunServer(waits, mps);
+  } else if (plane == "direct") {
+    session.RunDirect(client, mps);
   } else {
     session.RunCalls(plane == "rpc_group", mps);
   }
@@ -683,9 +748,10 @@ void DropPool(const Shape& shape, const client::Client& client) {
 void Run() {
   const std::vector<std::string> planes = absl::GetFlag(FLAGS_plane);
   for (const std::string& plane : planes) {
-    if (plane != "same" && plane != "server" && plane != "rpc" && plane != "rpc_group") {
-      Require(absl::InvalidArgumentError(absl::StrCat("\"", plane, "\" is none of same, server, rpc, rpc_group")),
-              "--plane");
+    if (plane != "same" && plane != "direct" && plane != "server" && plane != "rpc" && plane != "rpc_group") {
+      Require(
+          absl::InvalidArgumentError(absl::StrCat("\"", plane, "\" is none of same, direct, server, rpc, rpc_group")),
+          "--plane");
     }
     if (plane != "same" && absl::GetFlag(FLAGS_server).empty()) {
       Require(absl::InvalidArgumentError("is needed for all planes but \"same\""), "--server");

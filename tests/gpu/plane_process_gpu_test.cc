@@ -518,7 +518,7 @@ TEST_F(PlaneProcessGpuTest, IdleSessionsCostTheOthersNothing) {
   }
   const absl::Duration beside_idle = median_of(300);
   {
-    GpuEngine one_more(client(), pool_, "one more");
+    GpuEngine one_more(client(), pool_, "one_more");
     const absl::Status refused = DevicePlane::Arm(one_more.session(), kTopK).status();
     EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
     EXPECT_THAT(std::string(refused.message()), HasSubstr(absl::StrCat("limit max_armed_sessions ", kLimit)));
@@ -553,7 +553,13 @@ TEST_F(PlaneProcessGpuTest, IdleSessionsCostTheOthersNothing) {
 }
 
 // What ends a daemon while an engine waits for it.
-class DaemonEndsGpuTest : public PlaneProcessGpuTest, public testing::WithParamInterface<int> {};
+class DaemonEndsGpuTest : public PlaneProcessGpuTest, public testing::WithParamInterface<int> {
+ protected:
+  void TearDown() override {
+    if (!killed_) PlaneProcessGpuTest::TearDown();
+  }
+  bool killed_ = false;
+};
 INSTANTIATE_TEST_SUITE_P(Signals, DaemonEndsGpuTest, testing::Values(SIGTERM, SIGKILL),
                          [](const auto& signal) { return signal.param == SIGTERM ? "Stopped" : "Killed"; });
 
@@ -595,6 +601,7 @@ TEST_P(DaemonEndsGpuTest, AWaitEnds) {
     absl::SleepFor(absl::Milliseconds(300));
     EXPECT_EQ(cudaStreamQuery(stream->get()), cudaErrorNotReady);
     EXPECT_TRUE(plane->status().ok()) << plane->status();
+    killed_ = GetParam() == SIGKILL;
     daemon().process().Signal(GetParam());
     const absl::Time begin = absl::Now();
     const cudaError_t waited = cudaStreamSynchronize(stream->get());

@@ -63,17 +63,47 @@ Workload ReadWorkload(const char* path) {
   return w;
 }
 
-// Pinned memory that is kept from workload to workload: to pin it takes longer than to time them.
-char* PoolMemory(size_t bytes) {
-  static char* kept = nullptr;
-  static size_t kept_bytes = 0;
-  if (bytes > kept_bytes) {
-    if (kept != nullptr) CHECK_CUDA(cudaFreeHost(kept));
-    CHECK_CUDA(cudaHostAlloc(reinterpret_cast<void**>(&kept), bytes, cudaHostAllocMapped));
-    kept_bytes = bytes;
+// Pinned memory that is kept from workload to workload: to pin it, and to write its rows, takes longer than to time
+// them.
+class Pool {
+ public:
+  // With any contents.
+  static char* Memory(size_t bytes) {
+    Pool& pool = Kept();
+    if (bytes > pool.bytes_) {
+      if (pool.memory_ != nullptr) CHECK_CUDA(cudaFreeHost(pool.memory_));
+      CHECK_CUDA(cudaHostAlloc(reinterpret_cast<void**>(&pool.memory_), bytes, cudaHostAllocMapped));
+      pool.bytes_ = bytes;
+    }
+    pool.rows_ = 0;
+    return pool.memory_;
   }
-  return kept;
-}
+  // Each row says which it is, in its first word and its last.
+  static char* Rows(int64_t rows, int64_t row_bytes) {
+    Pool& pool = Kept();
+    const size_t bytes = static_cast<size_t>(rows * row_bytes);
+    if (bytes > pool.bytes_ || row_bytes != pool.row_bytes_) Memory(bytes);
+    for (int64_t r = pool.rows_; r < rows; ++r) {
+      auto* const words = reinterpret_cast<int32_t*>(pool.memory_ + r * row_bytes);
+      words[0] = static_cast<int32_t>(r);
+      words[row_bytes / 4 - 1] = ~static_cast<int32_t>(r);
+    }
+    pool.rows_ = std::max(pool.rows_, rows);
+    pool.row_bytes_ = row_bytes;
+    return pool.memory_;
+  }
+
+ private:
+  static Pool& Kept() {
+    static Pool pool;
+    return pool;
+  }
+
+  char* memory_ = nullptr;
+  size_t bytes_ = 0;
+  int64_t rows_ = 0;  // that say so
+  int64_t row_bytes_ = 0;
+};
 
 class WorkloadBench {
  public:
@@ -95,12 +125,7 @@ class WorkloadBench {
     int64_t spread = std::max<int64_t>(w_.context, (pool_gib << 30) / row_bytes / w_.rows);
     spread = (spread + kBlockRows - 1) / kBlockRows * kBlockRows;
     pool_rows_ = spread * w_.rows;
-    pool_ = PoolMemory(static_cast<size_t>(pool_rows_ * row_bytes));
-    for (int64_t r = 0; r < pool_rows_; ++r) {
-      int32_t* words = reinterpret_cast<int32_t*>(pool_ + r * row_bytes);
-      words[0] = static_cast<int32_t>(r);
-      words[row_bytes / 4 - 1] = ~static_cast<int32_t>(r);
-    }
+    pool_ = Pool::Rows(pool_rows_, row_bytes);
     const int64_t hot_rows = w_.hot_rows;
     const int64_t newest = (hot_rows + kBlockRows - 1) / kBlockRows * kBlockRows;
     region_ = newest + kBlockRows;
@@ -228,7 +253,7 @@ class WorkloadBench {
     constexpr int32_t kLayers = 61;
     constexpr int64_t kTokens = 32768;
     const int64_t layer_bytes = kTokens * w_.row_bytes;
-    char* const host = PoolMemory(static_cast<size_t>(kLayers * layer_bytes));
+    char* const host = Pool::Memory(static_cast<size_t>(kLayers * layer_bytes));
     char* const device = reinterpret_cast<char*>(Device(std::vector<char>(static_cast<size_t>(kLayers * layer_bytes))));
     std::vector<int32_t> layers(kLayers), rows(kTokens);
     for (int32_t l = 0; l < kLayers; ++l) layers[static_cast<size_t>(l)] = l;

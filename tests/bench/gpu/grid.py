@@ -5,13 +5,13 @@
             [--misses 0,2,7,14,30,100] [--steps 48] [--also-still]
 
 DIR of --bin has stoker-gpu-bench and stoker-replay; DIR of --shared has peers/ and seeds/. Needs a GPU, nvcc and about
-1 GB of /dev/shm. FILE gets one JSON object a line: a first one that describes the run, then those of both benches with
+2.5 GB of /dev/shm. FILE gets one JSON object a line: a first one that describes the run, then those of both benches with
 the workload's share of misses ("miss_percent", as asked for; "misses_per_step" is what was counted). Exit status 1 when
 a gathered row had wrong bytes.
 
 Context 65,536, top_k 2048, hot_rows 4096. 14 % is the realistic workload; 2, 7 and 30 % are the realistic model with
 scores that change less or more; in 0 % a random half of 4,096 tokens is selected each step, and with --also-still also
-the same 2,048 tokens each step; in 100 % no token is selected again before all others were.
+the same 2,048 tokens each step; in 100 % no token is selected again before all others were (16 steps).
 """
 
 import argparse
@@ -25,7 +25,14 @@ import sys
 import tempfile
 
 CONTEXT, TOP_K, HOT_ROWS = 65536, 2048, 4096
+# Of a workload without hits: enough for the hot rows to be replaced eight times, and its steps are the longest.
+FRESH_STEPS = 16
+# In the peers' bench, where it writes all rows of its pool: peer_bench.cu tells which it has written already.
+PEER_LOOP = "for (int64_t r = 0; r < pool_rows; ++r) {"
+PEER_LOOP_FROM = "for (int64_t r = RowsWritten(pool_rows, row_bytes); r < pool_rows; ++r) {"
 HEADER = struct.Struct("<4s8I")
+# Lines that a file gets of each bench: stoker-gpu-bench, and the peers'.
+SYSTEMS = (3, 4)
 MODELS = {
     "0": ["--workload-model=resident"],
     "still": ["--workload-model=realistic", "--drift-percent=0", "--white-percent=0"],
@@ -62,8 +69,10 @@ def main():
 
 
 def run(args, misses, work):
-    peer = build_peer(args.shared, work)
+    peer, building = build_peer(args.shared, work)
     bases = write_bases(args, misses, work)
+    if building.wait() != 0:
+        return 1
     lines = []
     with args.out.open("w") as out:
         first = {
@@ -75,50 +84,56 @@ def run(args, misses, work):
         }
         out.write(json.dumps(first) + "\n")
         for pool in args.pools:
+            files = []
             for row_bytes in args.row_bytes:
-                files = []
                 for miss in misses:
                     for batch in args.batches:
-                        path = work / f"{miss}-{batch}"
-                        write_slice(bases[miss], path, batch, row_bytes)
+                        path = work / f"{row_bytes}-{miss}-{batch}"
+                        if not path.exists():
+                            write_slice(bases[miss], path, batch, row_bytes)
                         files.append((miss, path))
-                for bench in (peer, args.bin / "stoker-gpu-bench"):
-                    result = subprocess.run(
-                        [bench, "--pool-gib", str(pool)] + [path for _, path in files],
-                        capture_output=True, text=True)
-                    if result.returncode != 0:
-                        print(result.stdout[-500:], result.stderr, file=sys.stderr)
-                        return 1
-                    found = [json.loads(line) for line in result.stdout.splitlines()]
-                    each = len(found) // len(files)
-                    for number, line in enumerate(found):
-                        line["miss_percent"] = files[number // each][0]
-                        line["pool"] = pool
-                        out.write(json.dumps(line) + "\n")
-                        out.flush()
-                        lines.append(line)
+            # One process of each for all: to pin the pool takes longer than to time a file.
+            for bench in (peer, args.bin / "stoker-gpu-bench"):
+                running = subprocess.Popen(
+                    [bench, "--pool-gib", str(pool)] + [path for _, path in files], stdout=subprocess.PIPE, text=True)
+                found = 0
+                for text in running.stdout:
+                    line = json.loads(text)
+                    line["miss_percent"] = files[found // SYSTEMS[bench == peer]][0]
+                    line["pool"] = pool
+                    out.write(json.dumps(line) + "\n")
+                    out.flush()
+                    lines.append(line)
+                    found += 1
+                if running.wait() != 0:
+                    print(f"{bench} ended with status {running.returncode}", file=sys.stderr)
+                    return 1
     return report(lines)
 
 
 def build_peer(shared, work):
+    """The program's path, and the compiler that writes it."""
     seeds, binary = work / "seed", work / "peer_bench"
+    source = (shared / "peers/seed_kernels_bench.cu").read_text()
+    if source.count(PEER_LOOP) != 1:
+        raise SystemExit(f"peers/seed_kernels_bench.cu does not have once: {PEER_LOOP}")
+    (work / "seed_kernels_bench.cu").write_text(source.replace(PEER_LOOP, PEER_LOOP_FROM))
     subprocess.run([sys.executable, shared / "peers/extract_seed_kernels.py", shared / "seeds", seeds], check=True)
-    subprocess.run(
-        ["nvcc", "-std=c++20", "-O3", "-arch=sm_90", "-I", seeds, "-I", shared / "peers", "-o", binary,
-         pathlib.Path(__file__).parent / "peer_bench.cu"], check=True)
-    return binary
+    return binary, subprocess.Popen(
+        ["nvcc", "-std=c++20", "-O3", "-arch=sm_90", "-I", seeds, "-I", work, "-o", binary,
+         pathlib.Path(__file__).parent / "peer_bench.cu"])
 
 
 def write_bases(args, misses, work):
     """A workload of the largest batch for each share of misses."""
     bases = {miss: work / f"base-{miss}" for miss in misses}
-    running = [
-        subprocess.Popen(
+    running = []
+    for miss in misses:
+        steps = min(args.steps, FRESH_STEPS) if miss == "100" else args.steps
+        running.append(subprocess.Popen(
             [args.bin / "stoker-replay", f"--write-workload={bases[miss]}", f"--rows={max(args.batches)}",
-             f"--steps={args.steps}", f"--context={CONTEXT}", f"--top-k={TOP_K}", f"--hot-rows={HOT_ROWS}",
-             "--row-bytes=656"] + MODELS[miss], stdout=subprocess.DEVNULL)
-        for miss in misses
-    ]
+             f"--steps={steps}", f"--context={CONTEXT}", f"--top-k={TOP_K}", f"--hot-rows={HOT_ROWS}",
+             "--row-bytes=656"] + MODELS[miss], stdout=subprocess.DEVNULL))
     if any([process.wait() for process in running]):
         raise SystemExit("a workload could not be written")
     return bases

@@ -84,11 +84,14 @@ workload=$out/realistic.stkw
   --context "$context" --progress=none >/dev/null
 
 run_all() {
-  local planes=same,direct,rpc,rpc_group
-  if [ "$1" = mps ]; then planes=same,direct,server,rpc,rpc_group; fi
+  local planes=same,rpc,rpc_group
+  if [ "$1" = mps ]; then planes=same,server,rpc,rpc_group; fi
   start_daemon "$1"
   for group in $groups; do
-    for batch in $batches; do bench "$planes" "empty,hot,$workload" "$batch" "$group"; done
+    for batch in $batches; do
+      bench "$planes" "empty,hot,$workload" "$batch" "$group"
+      bench direct "empty,hot,$workload" "$batch" "$group"
+    done
   done
   stop_daemon
 }

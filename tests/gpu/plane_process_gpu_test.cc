@@ -506,7 +506,7 @@ TEST_F(PlaneProcessGpuTest, IdleSessionsCostTheOthersNothing) {
     return times.empty() ? absl::ZeroDuration() : times[times.size() / 2];
   };
   median_of(50);
-  const absl::Duration alone = median_of(300);
+  const absl::Duration alone = median_of(200);
   constexpr int kLimit = 8;  // the default of max_armed_sessions
   std::vector<std::unique_ptr<GpuEngine>> idle_engines;
   std::vector<std::unique_ptr<DevicePlane>> idle;
@@ -516,7 +516,7 @@ TEST_F(PlaneProcessGpuTest, IdleSessionsCostTheOthersNothing) {
     ASSERT_TRUE(armed.ok()) << armed.status();
     idle.push_back(*std::move(armed));
   }
-  const absl::Duration beside_idle = median_of(300);
+  const absl::Duration beside_idle = median_of(200);
   {
     GpuEngine one_more(client(), pool_, "one_more");
     const absl::Status refused = DevicePlane::Arm(one_more.session(), kTopK).status();
@@ -541,7 +541,7 @@ TEST_F(PlaneProcessGpuTest, IdleSessionsCostTheOthersNothing) {
       ++came;
     }
   });
-  const absl::Duration beside_others = median_of(900);
+  const absl::Duration beside_others = median_of(500);
   stop = true;
   others.join();
   EXPECT_GE(came, 2);

@@ -24,6 +24,9 @@
 
 namespace stoker::client {
 
+// The header that carries a session's token.
+inline constexpr char kTokenKey[] = "stoker-token";
+
 class Connection {
  public:
   Connection(std::string address, absl::Duration call_timeout, std::shared_ptr<grpc::Channel> channel);

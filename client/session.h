@@ -36,6 +36,7 @@
 #include "client/arena.h"
 #include "client/client.h"
 #include "client/status.h"
+#include "client/step_stream.h"
 #include "stoker/v1/residency.pb.h"
 #include "stoker/v1/sequences.pb.h"
 #include "stoker/v1/sessions.pb.h"
@@ -81,39 +82,6 @@ struct SessionOptions {
   std::function<void(uint64_t generation)> on_reattach;
   // The session has ended and will not come back. Not called when the destructor ends it.
   std::function<void(const absl::Status&)> on_ended;
-};
-
-// One RunSteps stream: steps go out and replies come back in order, with no per-call set-up.
-//
-// Thread safety: one thread may write while another one reads; not two of a kind, and Finish is of both. Belongs to the
-// generation in which it was opened: after a re-attach open another one. May outlive its session; then it fails.
-class StepStream {
- public:
-  // Cancels what is unfinished.
-  ~StepStream();
-  StepStream(const StepStream&) = delete;
-  StepStream& operator=(const StepStream&) = delete;
-
-  // Sends a step. `request` may be changed or freed when the call returns. A timeout (DEADLINE_EXCEEDED) ends the
-  // stream. UNAVAILABLE: the stream has ended, and Read gives the replies that came before, then the reason.
-  absl::Status Write(const v1::RunStepsRequest& request, absl::Duration timeout = absl::ZeroDuration());
-  // Waits for the next reply. OUT_OF_RANGE: the stream ended with OK, there are no more. DEADLINE_EXCEEDED with the
-  // stream still open: the reply can be read later. Any other error is the one with which the stream ended.
-  absl::Status Read(v1::RunStepsResponse* response, absl::Duration timeout = absl::ZeroDuration());
-  // Write, then Read.
-  absl::Status Run(const v1::RunStepsRequest& request, v1::RunStepsResponse* response,
-                   absl::Duration timeout = absl::ZeroDuration());
-  // Says that no more steps follow, waits for the end and returns its status. Replies not yet read are dropped.
-  absl::Status Finish(absl::Duration timeout = absl::ZeroDuration());
-
- private:
-  friend class Session;
-  class Reactor;
-  StepStream(std::shared_ptr<Reactor> reactor, absl::Duration default_timeout);
-  absl::Time Deadline(absl::Duration timeout) const;
-
-  const std::shared_ptr<Reactor> reactor_;
-  const absl::Duration default_timeout_;
 };
 
 class Session {

@@ -4,8 +4,8 @@
 //   nvcc -std=c++20 -O3 -arch=sm_90 -I SEED_DIR -I BENCH_DIR -o peer_bench peer_bench.cu
 //   peer_bench [--pool-gib N] WORKLOAD...
 //
-// SEED_DIR is what peers/extract_seed_kernels.py has written, BENCH_DIR has seed_kernels_bench.cu as grid.py changes it:
-// it writes a pool's rows from RowsWritten on.
+// SEED_DIR is what peers/extract_seed_kernels.py has written, BENCH_DIR has seed_kernels_bench.cu as grid.py changes
+// it: it writes a pool's rows from RowsWritten on.
 #include <cuda_runtime.h>
 
 #include <cstdint>

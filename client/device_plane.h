@@ -30,6 +30,8 @@
 //     is detached, was armed or attached anew, or the plane has ended.
 //  2. After a wait that failed nothing is published, rung or waited for any more: what was enqueued ahead runs through
 //     at once, and status() has the reason. The session may be armed anew.
+//     Of both: under MPS a daemon that is killed can take this process's context along; then the stream ends with an
+//     error of CUDA's, and nothing of it can be used any more.
 //  3. A step whose kernels are enqueued in the order above gives the daemon no cause to end the plane but time. The
 //     order is the caller's affair: out of order, steps give wrong rows to nobody but the engine.
 #pragma once

@@ -44,8 +44,12 @@ __device__ int32_t BlockCount(bool counted) { return __syncthreads_count(counted
 __global__ void __launch_bounds__(kThreads)
     GatherCompactKernel(const __grid_constant__ RowCopy copy, const __grid_constant__ CompactPlan plan, Limits limits,
                         int piece_bytes) {
+  // One thread looks, so that all agree, whatever is written meanwhile.
+  __shared__ int32_t count_of_block;
   const int row = blockIdx.y;
-  const int32_t count = min(max(__ldcg(plan.counts + row), 0), plan.top_k);
+  if (threadIdx.x == 0) count_of_block = min(max(__ldcg(plan.counts + row), 0), plan.top_k);
+  __syncthreads();
+  const int32_t count = count_of_block;
   const int32_t* const pool_rows = plan.pool_rows + static_cast<int64_t>(row) * plan.top_k;
   const int32_t* const hot_rows = plan.hot_rows + static_cast<int64_t>(row) * plan.top_k;
   if (plan.gathered_bytes != nullptr && blockIdx.x == 0) {

@@ -56,8 +56,8 @@ class DeviceSlabs {
   size_t kept_bytes_ = 0;        // guarded by mutex_
 };
 
-// Pinned memory in slabs, up to kSlabBytes of sizes that are powers of 2. All are kept: as many of a size as were once
-// in use at a time.
+// Pinned memory in slabs, up to kSlabBytes of sizes that are powers of 2, above of exactly the size that is asked for
+// (the daemon asks for one, once). All are kept: as many of a size as were once in use at a time.
 class PinnedSlabs {
  public:
   // Of staging.

@@ -106,6 +106,7 @@ void ArmedPlane::Finished(int program, absl::Status status) {
     if (end_ == core::PlaneEnd::kRunning && !ending_ && error_.ok()) error_.Update(Enqueue(program));
     if (!error_.ok()) std::atomic_ref<uint32_t>(*abort()).store(1, std::memory_order_release);
     last = enqueued_ == 0;
+    if (last) programs_.clear();  // before `ended`, which may start another plane
     reason = end_ == core::PlaneEnd::kRunning ? core::PlaneEnd::kDisarmed : end_;
     error = error_;
   }

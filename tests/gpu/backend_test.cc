@@ -2,9 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <numeric>
 
 #include "kernels/cuda/cuda_backend.h"
@@ -50,6 +52,25 @@ TEST_F(CudaBackendTest, IsAListedDevice) {
   EXPECT_EQ(devices->front().uuid.size(), 40u);
   EXPECT_FALSE(backend_->reaches_pageable_memory());
   EXPECT_STREQ(std::getenv("CUDA_MODULE_LOADING"), "EAGER");
+}
+
+TEST_F(CudaBackendTest, HostMemoryIsGivenOutAgainWithoutItsBytes) {
+  const auto fill = [&](size_t bytes) {
+    const auto memory = backend_->AllocateHost(bytes).value();
+    std::memset(memory->data(), 0xff, bytes);
+    return memory->data();
+  };
+  const std::byte* const address = fill(700);
+  // Of one size for the driver, of two for who asks.
+  for (const size_t bytes : {size_t{3000}, size_t{4096}, size_t{1}}) {
+    const auto again = backend_->AllocateHost(bytes).value();
+    EXPECT_EQ(again->data(), address);
+    EXPECT_EQ(again->bytes(), bytes);
+    EXPECT_EQ(std::count(again->data(), again->data() + bytes, std::byte{0}), static_cast<ptrdiff_t>(bytes));
+    std::memset(again->data(), 0xff, bytes);
+  }
+  const auto held = backend_->AllocateHost(4096).value();
+  EXPECT_NE(backend_->AllocateHost(4096).value()->data(), held->data());
 }
 
 TEST_F(CudaBackendTest, ArenasAreGivenOutAgainWithoutTheirBytes) {

@@ -196,6 +196,7 @@ void CheckOutputs(const ResolveArgs& args, const std::vector<int32_t>& state_row
     }
     ASSERT_GE(args.miss_counts[r], 0);
     ASSERT_LE(args.miss_counts[r], args.top_k);
+    ASSERT_EQ(args.told_miss_counts[r], args.miss_counts[r]);
     for (int32_t i = 0; i < args.miss_counts[r]; ++i) {
       const int32_t pool_row = args.miss_pool_rows[r * args.top_k + i];
       // -1 where a block went out of the table between the two looks of a union: the row is zero-filled.
@@ -356,6 +357,7 @@ TEST_F(HostileGpuTest, RowMoves) {
   const auto counts = image.Add("counts", std::vector<int32_t>{kTopK, kTopK});
   const auto states = image.Add("states", std::vector<int32_t>{0, 1});
   const auto attention = image.Add<int32_t>("attention", kEntries);
+  const auto gathered = image.Add("gathered bytes", std::vector<uint64_t>{0});
   Image before = image;
   Image pool_before = pool;
   const int32_t layers[] = {0, 1};
@@ -384,7 +386,7 @@ TEST_F(HostileGpuTest, RowMoves) {
                                                      .miss_counts = counts.In(device),
                                                      .rows = 2,
                                                      .top_k = kTopK,
-                                                     .gathered_bytes = nullptr});
+                                                     .gathered_bytes = gathered.In(device)});
           case 1:
             dense.pool = from.In(pool_base);
             dense.hot = to.In(device);
@@ -419,6 +421,7 @@ TEST_F(HostileGpuTest, RowMoves) {
     mask.Allow(target.values, size_t{1} * target.count * target.element_bytes);
   }
   mask.Allow(attention.In(image.data()), kEntries * 4);
+  mask.Allow(gathered.In(image.data()), 8);
   const RowStore hot = to.In(image.data());
   for (int32_t layer = 0; layer < 2; ++layer) mask.Allow(hot.At(layer, 0, 0), size_t{kRows} * 24);
   EXPECT_TRUE(image.Equals(before)) << "a row beyond the limit was written";

@@ -22,6 +22,9 @@ run() {
   shift
   timeout 300 "$@" >"$out/$name.log" 2>&1
   status=$?
+  if [ $status -eq 0 ] && [[ $name == test-* ]] && ! grep -qaE '^\[  PASSED  \] [1-9]' "$out/$name.log"; then
+    status=9  # no test of that name
+  fi
   if [ $status -eq 0 ]; then
     printf 'ok     %-24s %4d s\n' "$name" $((SECONDS - begin))
   else
@@ -32,9 +35,9 @@ run() {
 }
 
 export STOKER_TEST_DAEMON=$bin/stokerd STOKER_TEST_REPLAY=$bin/stoker-replay
-run test-mps "$here/with_mps.sh" "$bin/plane_process_gpu_test" --gtest_filter=-*Killed
+run test-mps "$here/with_mps.sh" "$bin/plane_process_gpu_test" --gtest_filter='-*Killed'
 # A process of its own, and an MPS: the daemon's end takes them along.
-run test-mps-killed "$here/with_mps.sh" "$bin/plane_process_gpu_test" --gtest_filter=*Killed
+run test-mps-killed "$here/with_mps.sh" "$bin/plane_process_gpu_test" --gtest_filter='*Killed'
 run test-no-mps "$bin/plane_process_gpu_test"
 run replay-mps "$here/with_mps.sh" "$bin/stoker-replay" --stokerd "$bin/stokerd" --device cuda --transfer shared --plane server \
   --requests 24 --input-length 8000 --output-length 100 --layers 61 --groups 16 --row-bytes 656 --top-k 2048 --hot-rows 4096 --concurrency 8 \

@@ -93,6 +93,7 @@ void ScribbleWhileResolving(IndexSpace index_space) {
         }
         ASSERT_GE(args.miss_counts[r], 0);
         ASSERT_LE(args.miss_counts[r], shape.top_k);
+        ASSERT_EQ(args.told_miss_counts[r], args.miss_counts[r]);
         for (int32_t i = 0; i < args.miss_counts[r]; ++i) {
           const int32_t pool_row = args.miss_pool_rows[r * shape.top_k + i];
           ASSERT_GE(pool_row, 0);

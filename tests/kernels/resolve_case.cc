@@ -87,9 +87,11 @@ ResolveCase::ResolveCase(const ResolveShape& shape)
     miss_pool_rows_ = image_.Add<int32_t>("miss_pool_rows", entries);
     miss_hot_rows_ = image_.Add<int32_t>("miss_hot_rows", entries);
     miss_counts_ = image_.Add<int32_t>("miss_counts", rows);
+  }
+  if (shape_.counts) {
+    counts_ = image_.Add<int32_t>("counts", rows * kOutcomes);
     told_miss_counts_ = image_.Add<int32_t>("told_miss_counts", rows);
   }
-  if (shape_.counts) counts_ = image_.Add<int32_t>("counts", rows * kOutcomes);
   if (shape_.stats) stats_ = image_.Add("stats", std::vector<uint64_t>(kStats, 1000));
   for (int32_t r = 0; r < shape_.rows; ++r) {
     SetLength(r, shape_.positions);

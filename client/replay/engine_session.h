@@ -50,6 +50,9 @@ class EngineSession {
   EngineSession(const EngineSession&) = delete;
   EngineSession& operator=(const EngineSession&) = delete;
 
+  // OK until the session has ended; then why. Calls give it as well.
+  absl::Status status() const { return session_->status(); }
+
   // RESOURCE_EXHAUSTED: no room now. Waits while another sequence stores a prefix that could be shared.
   absl::StatusOr<OpenSequence> Admit(const Request& request, const std::string& key, uint32_t max_rows);
   // Stores rows [first, end) of the sequence, as the oracle has them, in as many calls as the limits ask for.

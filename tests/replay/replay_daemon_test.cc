@@ -29,6 +29,10 @@ constexpr char kLongWait[] =
     "{\"timestamp\": 1000000, \"input_length\": 600, \"output_length\": 20, \"hash_ids\": [5, 7]}\n"
     "{\"timestamp\": 1000000, \"input_length\": 600, \"output_length\": 20, \"hash_ids\": [5, 8]}\n";
 
+constexpr char kNothingYet[] =
+    "{\"timestamp\": 1000000, \"input_length\": 600, \"output_length\": 20, \"hash_ids\": [5, 7]}\n"
+    "{\"timestamp\": 1000000, \"input_length\": 600, \"output_length\": 20, \"hash_ids\": [5, 8]}\n";
+
 class ReplayServerTest : public DaemonTest {
  protected:
   v1::PoolSpec Spec() const {
@@ -126,16 +130,19 @@ TEST_F(ReplayServerTest, WrongBytesAreFound) {
 }
 
 TEST_F(ReplayServerTest, TheDaemonDies) {
-  const TemporaryFolder folder;
-  std::vector<std::string> arguments = Options(
-      {"--trace", folder.Write("trace", kLongWait), "--time-scale=1", "--engines=2", "--ranks=2", "--progress=none"});
-  arguments.insert(arguments.begin(), ReplayPath());
-  ChildProcess replay(arguments, folder.File("output"));
-  ASSERT_TRUE(Eventually(absl::Seconds(20), [&] { return SessionCount() == 4; }));
-  daemon().process().Kill();
-  EXPECT_EQ(replay.Wait(absl::Seconds(60)), 3);
-  EXPECT_THAT(replay.Output(), HasSubstr("stoker-replay: "));
-  daemon().Restart();
+  // While the first request may be under way, and while both engines wait for their first one.
+  for (const char* trace : {kLongWait, kNothingYet}) {
+    const TemporaryFolder folder;
+    std::vector<std::string> arguments = Options(
+        {"--trace", folder.Write("trace", trace), "--time-scale=1", "--engines=2", "--ranks=2", "--progress=none"});
+    arguments.insert(arguments.begin(), ReplayPath());
+    ChildProcess replay(arguments, folder.File("output"));
+    ASSERT_TRUE(Eventually(absl::Seconds(20), [&] { return SessionCount() == 4; }));
+    daemon().process().Kill();
+    EXPECT_EQ(replay.Wait(absl::Seconds(60)), 3);
+    EXPECT_THAT(replay.Output(), HasSubstr("stoker-replay: "));
+    daemon().Restart();
+  }
 }
 
 TEST_F(ReplayServerTest, NobodyServes) {

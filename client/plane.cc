@@ -29,6 +29,12 @@ absl::Status CheckOffer(const v1::Attached& attached, Plane plane) {
   return absl::FailedPreconditionError(absl::StrCat("plane ", PlaneName(plane), ": the daemon does not know it"));
 }
 
+// Whether Attach on the direct plane has ended so that without it the session may be had all the same.
+bool CannotBeHad(const absl::Status& status) {
+  return absl::IsFailedPrecondition(status) || absl::IsPermissionDenied(status) || absl::IsUnimplemented(status) ||
+         absl::IsNotFound(status) || absl::IsResourceExhausted(status);
+}
+
 }  // namespace
 
 absl::string_view PlaneName(Plane plane) {
@@ -76,9 +82,7 @@ absl::StatusOr<std::unique_ptr<Session>> AttachOnPlane(const Client& client, v1:
   if (wanted == Plane::kAuto || wanted == Plane::kDirect) {
     request.set_plane(v1::PLANE_DIRECT);
     absl::StatusOr<std::unique_ptr<Session>> session = client.Attach(request, options);
-    const bool refused = absl::IsFailedPrecondition(session.status()) || absl::IsPermissionDenied(session.status()) ||
-                         absl::IsUnimplemented(session.status());
-    if (wanted == Plane::kDirect || !refused) return session;
+    if (wanted == Plane::kDirect || !CannotBeHad(session.status())) return session;
   }
   request.set_plane(v1::PLANE_UNSPECIFIED);
   return client.Attach(request, options);

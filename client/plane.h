@@ -34,10 +34,11 @@ absl::StatusOr<Plane> ParsePlane(absl::string_view flag, absl::string_view text)
 absl::StatusOr<Plane> ChoosePlane(const v1::Attached& attached, Plane wanted);
 
 // Attaches for the wanted plane: with AttachRequest.plane = PLANE_DIRECT for kDirect, without it for kRpc and kServer.
-// For kAuto on the direct plane where that can be had, and otherwise (FAILED_PRECONDITION, PERMISSION_DENIED or
-// UNIMPLEMENTED: the daemon does not offer it, or does not hand its memory to this process, or this build has no CUDA)
-// without. Then ChoosePlane(session->info(), wanted) says what the session has. An engine that does not use DirectPlane
-// must not ask for kAuto here. Errors as Client::Attach.
+// For kAuto on the direct plane where that can be had, and otherwise without: FAILED_PRECONDITION, PERMISSION_DENIED,
+// UNIMPLEMENTED, NOT_FOUND or RESOURCE_EXHAUSTED, since the daemon does not offer it, or does not hand its memory to
+// this process, or this build has no CUDA, or this process does not see the GPU, or the pool has as many sessions there
+// as may be. Then ChoosePlane(session->info(), wanted) says what the session has. An engine that does not use
+// DirectPlane must not ask for kAuto here. Errors as Client::Attach.
 absl::StatusOr<std::unique_ptr<Session>> AttachOnPlane(const Client& client, v1::AttachRequest request, Plane wanted,
                                                        const SessionOptions& options = {});
 

@@ -126,6 +126,8 @@ absl::Status Engine::TakeRequests() {
 }
 
 absl::Status Engine::WaitIdle() {
+  // Nothing else would tell before the next request is due.
+  if (absl::Status status = session_->status(); !status.ok()) return status;
   const absl::Time now = absl::Now();
   if (no_room_.ok()) {
     absl::SleepFor(std::min(NextArrival() - now, absl::Milliseconds(100)));

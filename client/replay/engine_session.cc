@@ -9,9 +9,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "client/plane.h"
+#include "client/replay/cuda/gpu_plane.h"
 #include "client/replay/cuda/gpu_rows.h"
 #include "client/replay/device_option.h"
+#include "client/replay/host_plane.h"
 #include "client/replay/host_rows.h"
 #include "client/status.h"
 
@@ -126,8 +127,15 @@ absl::Status EngineSession::Attach(const client::Client& client, const SessionNe
   session_options.arena_mapping = options_.transfer == "inline"   ? client::ArenaMapping::kNever
                                   : options_.transfer == "shared" ? client::ArenaMapping::kDevice
                                                                   : client::ArenaMapping::kWherePossible;
-  auto session = client.Attach(attach, session_options);
-  if (!session.ok()) return client::Annotate(session.status(), "Attach");
+  // Nothing is mapped for a plane where no step is made, or everything goes in messages.
+  const bool by_calls = !needs.steps || options_.transfer == "inline";
+  const auto wanted = client::ParsePlane("--plane", by_calls ? "rpc" : options_.plane);
+  if (!wanted.ok()) return wanted.status();
+  auto session = client::AttachOnPlane(client, attach, *wanted, session_options);
+  if (!session.ok()) {
+    return client::Annotate(session.status(),
+                            *wanted == client::Plane::kDirect ? "Attach, --plane is \"direct\"" : "Attach");
+  }
   session_ = *std::move(session);
   if (options_.by_pool_row()) {
     tables_.resize(attach.state_rows());
@@ -145,7 +153,9 @@ absl::Status EngineSession::Attach(const client::Client& client, const SessionNe
     store_chunk_bytes_ = attach.staging_bytes() / rows_->staging_pieces() / kStagingAlignment * kStagingAlignment;
   }
   report_->shared_arena = shared();
-  if (absl::Status armed = ArmPlane(needs); !armed.ok()) return armed;
+  if (needs.steps) {
+    if (absl::Status opened = OpenPlane(*wanted); !opened.ok()) return opened;
+  }
   if (!shared() && row_bytes > store_chunk_bytes_) {
     return absl::InvalidArgumentError(
         absl::StrCat("a row of all layers has ", row_bytes, " bytes; a message carries at most ", store_chunk_bytes_));
@@ -185,26 +195,28 @@ absl::Status EngineSession::MapRows(const v1::AttachRequest& attach, const Sessi
   return absl::OkStatus();
 }
 
-absl::Status EngineSession::ArmPlane(const SessionNeeds& needs) {
-  if (!needs.steps) return absl::OkStatus();
+absl::Status EngineSession::OpenPlane(client::Plane wanted) {
   report_->SetPlane("rpc");
-  if (options_.plane == "rpc") return absl::OkStatus();
-  absl::Status status = client::ChoosePlane(session_->info(), client::Plane::kServer).status();
+  const v1::Attached info = session_->info();
+  const auto chosen = client::ChoosePlane(info, wanted);
+  if (chosen.ok() && *chosen == client::Plane::kRpc) return absl::OkStatus();
+  absl::Status status = chosen.status();
   if (status.ok() && !shared()) status = session_->arena()->status();
-  const bool on_gpu = session_->info().device() != "cpu";
-  if (status.ok() && on_gpu) {
-    auto plane = MakeGpuPlane(*session_, options_.top_k);
-    if (plane.ok()) gpu_plane_ = *std::move(plane);
-    status = plane.status();
-  } else if (status.ok()) {
-    auto plane = client::ServerPlane::Arm(*session_, options_.top_k);
-    if (plane.ok()) plane_ = *std::move(plane);
+  if (status.ok()) {
+    auto plane = info.device() == "cpu" ? MakeHostPlane(*session_, *chosen, options_.top_k)
+                                        : MakeGpuPlane(*session_, *chosen, options_.top_k);
+    if (plane.ok()) {
+      plane_ = *std::move(plane);
+      report_->SetPlane(std::string(client::PlaneName(*chosen)));
+      return absl::OkStatus();
+    }
     status = plane.status();
   }
-  if (status.ok()) report_->SetPlane("server");
-  if (options_.plane == "server") return client::Annotate(status, "--plane is \"server\"");
-  // RESOURCE_EXHAUSTED: other sessions are armed.
-  return absl::IsFailedPrecondition(status) || absl::IsResourceExhausted(status) ? absl::OkStatus() : status;
+  // Steps of a session on the direct plane cannot be calls. RESOURCE_EXHAUSTED: other sessions are armed.
+  const bool calls_will_do = wanted == client::Plane::kAuto && !info.has_direct() &&
+                             (absl::IsFailedPrecondition(status) || absl::IsResourceExhausted(status));
+  if (calls_will_do) return absl::OkStatus();
+  return client::Annotate(status, absl::StrCat("--plane is \"", options_.plane, "\""));
 }
 
 absl::StatusOr<OpenSequence> EngineSession::Admit(const Request& request, const std::string& key, uint32_t max_rows) {
@@ -358,7 +370,9 @@ absl::Status EngineSession::Step(absl::Span<const BatchRow> batch, v1::StepReque
     absl::Status published = rows_->Publish(batch.size());
     if (!published.ok()) return published;
   }
-  if (on_server_plane()) return client::Annotate(StepByDoorbells(batch, request, response), "server plane");
+  if (plane_ != nullptr) {
+    return client::Annotate(StepOnPlane(batch, request, response), absl::StrCat(report_->plane, " plane"));
+  }
   const auto begin = Clock::now();
   absl::Status status = session_->Step(*request, response);
   CountStep(Clock::now() - begin);
@@ -366,22 +380,12 @@ absl::Status EngineSession::Step(absl::Span<const BatchRow> batch, v1::StepReque
   return client::Annotate(status, "Step");
 }
 
-absl::Status EngineSession::RunGroups() {
-  if (gpu_plane_ != nullptr) return gpu_plane_->RunGroups(plane_rows_);
-  if (absl::Status status = plane_->Begin(plane_rows_); !status.ok()) return status;
-  for (uint32_t group = 0; group < options_.groups; ++group) {
-    if (absl::Status status = plane_->Ring(group); !status.ok()) return status;
-    if (absl::Status status = plane_->Await(group); !status.ok()) return status;
-  }
-  return plane_->FirstRowError();
-}
-
-absl::Status EngineSession::StepByDoorbells(absl::Span<const BatchRow> batch, v1::StepRequest* request,
-                                            v1::StepResponse* response) {
+absl::Status EngineSession::StepOnPlane(absl::Span<const BatchRow> batch, v1::StepRequest* request,
+                                        v1::StepResponse* response) {
   plane_rows_.clear();
   for (const BatchRow& row : batch) plane_rows_.push_back({row.sequence->id, row.sequence->state_row, row.length});
   const auto begin = Clock::now();
-  if (absl::Status status = RunGroups(); !status.ok()) return status;
+  if (absl::Status status = plane_->RunGroups(plane_rows_); !status.ok()) return status;
   step_took_ = Clock::now() - begin;
 
   // As the reply of a call.
@@ -393,10 +397,8 @@ absl::Status EngineSession::StepByDoorbells(absl::Span<const BatchRow> batch, v1
     result.set_group(group);
     for (size_t row = 0; row < batch.size(); ++row) {
       v1::LookupCounts& counts = *result.add_counts();
-      const absl::Span<const int32_t> hot_rows =
-          gpu_plane_ != nullptr ? gpu_plane_->HotRows(group, row) : plane_->HotRows(group, row);
-      const int32_t misses = gpu_plane_ != nullptr ? gpu_plane_->Misses(group, row) : plane_->Misses(group, row);
-      if (absl::Status status = CountOutcomes(batch[row], Entries(request, group, row), hot_rows, misses, &counts);
+      if (absl::Status status = CountOutcomes(batch[row], Entries(request, group, row), plane_->HotRows(group, row),
+                                              plane_->Misses(group, row), &counts);
           !status.ok()) {
         return client::Annotate(status, absl::StrCat("group ", group, ", batch row ", row));
       }
@@ -428,15 +430,13 @@ absl::Status EngineSession::CountOutcomes(const BatchRow& row, absl::Span<const 
 }
 
 absl::Status EngineSession::FinishStep(const v1::StepRequest& request) {
-  if (!on_server_plane()) return absl::OkStatus();
+  if (plane_ == nullptr) return absl::OkStatus();
   commits_.clear();
   for (const v1::StepRow& row : request.rows()) commits_.push_back(row.commit() ? 1 : 0);
   const auto begin = Clock::now();
-  absl::Status status = gpu_plane_ != nullptr ? gpu_plane_->Commit(commits_) : plane_->Commit(commits_);
-  if (status.ok() && plane_ != nullptr) status = plane_->AwaitCommit();
+  const absl::Status status = plane_->Commit(commits_);
   CountStep(step_took_ + (Clock::now() - begin));
-  if (status.ok() && plane_ != nullptr) status = plane_->FirstRowError();
-  return client::Annotate(status, "server plane");
+  return client::Annotate(status, absl::StrCat(report_->plane, " plane"));
 }
 
 void EngineSession::CountStep(std::chrono::nanoseconds took) {

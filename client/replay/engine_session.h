@@ -1,7 +1,7 @@
 // One rank's session with the daemon: the calls a mock engine makes, timed, and the row bytes that go with them.
 //
 // Rows and entries take one of two ways, chosen at Open: through the mapped arena ("shared", see row_device.h), or
-// inside the messages. So do steps: by calls, or, on the server plane, by doorbells in the arena.
+// inside the messages. So do steps: by calls, or, where there is a plane (step_plane.h), in the arena.
 //
 // Thread safety: belongs to one thread.
 #pragma once
@@ -15,13 +15,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/client.h"
-#include "client/replay/cuda/gpu_plane.h"
+#include "client/plane.h"
 #include "client/replay/options.h"
 #include "client/replay/rank_report.h"
 #include "client/replay/row_device.h"
 #include "client/replay/row_oracle.h"
+#include "client/replay/step_plane.h"
 #include "client/replay/trace.h"
-#include "client/server_plane.h"
 #include "client/session.h"
 
 namespace stoker::replay {
@@ -50,6 +50,9 @@ class EngineSession {
   EngineSession(const EngineSession&) = delete;
   EngineSession& operator=(const EngineSession&) = delete;
 
+  // OK until the session has ended; then why. Calls give it as well.
+  absl::Status status() const { return session_->status(); }
+
   // RESOURCE_EXHAUSTED: no room now. Waits while another sequence stores a prefix that could be shared.
   absl::StatusOr<OpenSequence> Admit(const Request& request, const std::string& key, uint32_t max_rows);
   // Stores rows [first, end) of the sequence, as the oracle has them, in as many calls as the limits ask for.
@@ -57,7 +60,7 @@ class EngineSession {
   absl::Status Release(absl::Span<const uint64_t> ids);
 
   // A step is: BeginStep, WriteNewest and Entries for each batch row, Step, CheckStep, HotRows, FinishStep. By calls
-  // newest rows are committed before the entries are resolved; on the server plane at the end.
+  // newest rows are committed before the entries are resolved; on a plane at the end.
   //
   // Sets source, top_k and groups, and makes room for the entries of request->rows().
   void BeginStep(v1::StepRequest* request);
@@ -65,8 +68,8 @@ class EngineSession {
   void WriteNewest(const OpenSequence& sequence, uint32_t position, v1::StepRow* row);
   // Where the top_k positions of one batch row are written, and kept until after CheckStep.
   absl::Span<int32_t> Entries(v1::StepRequest* request, uint32_t group, size_t row);
-  // On the server plane the outcomes in the response are derived: what is neither the newest row, missed nor without a
-  // hot row counts as hot.
+  // On a plane the outcomes in the response are derived: what is neither the newest row, missed nor without a hot row
+  // counts as hot.
   absl::Status Step(absl::Span<const BatchRow> batch, v1::StepRequest* request, v1::StepResponse* response);
   // Compares the hot rows of all groups with what they must hold, and counts checked and wrong rows in the report. The
   // status is not OK only when a call fails, or the reply has not the form of the request.
@@ -86,11 +89,9 @@ class EngineSession {
   absl::Status Attach(const client::Client& client, const SessionNeeds& needs);
   // Maps the arena where the options want that and it can be had.
   absl::Status MapRows(const v1::AttachRequest& attach, const SessionNeeds& needs);
-  // Arms the session where the options want that and it can be.
-  absl::Status ArmPlane(const SessionNeeds& needs);
-  bool on_server_plane() const { return plane_ != nullptr || gpu_plane_ != nullptr; }
-  absl::Status RunGroups();
-  absl::Status StepByDoorbells(absl::Span<const BatchRow> batch, v1::StepRequest* request, v1::StepResponse* response);
+  // Opens the plane where the options want one and the session can have it.
+  absl::Status OpenPlane(client::Plane wanted);
+  absl::Status StepOnPlane(absl::Span<const BatchRow> batch, v1::StepRequest* request, v1::StepResponse* response);
   // How the entries of a batch row ended. INTERNAL: more misses than entries.
   absl::Status CountOutcomes(const BatchRow& row, absl::Span<const int32_t> positions,
                              absl::Span<const int32_t> hot_rows, int32_t misses, v1::LookupCounts* counts) const;
@@ -110,9 +111,7 @@ class EngineSession {
   RankReport* const report_;
   const RowOracle oracle_;
   std::unique_ptr<client::Session> session_;
-  // Of the two at most one is there; where none is, steps are calls.
-  std::unique_ptr<client::ServerPlane> plane_;
-  std::unique_ptr<GpuPlane> gpu_plane_;
+  std::unique_ptr<StepPlane> plane_;       // null: steps are calls
   std::chrono::nanoseconds step_took_{0};  // on it, until its hot rows were there
   std::vector<client::PlaneRow> plane_rows_;
   std::vector<int32_t> commits_;

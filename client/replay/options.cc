@@ -98,9 +98,9 @@ const std::vector<OptionGroup>& Table() {
            {"transfer", Choice{&Options::transfer, {"auto", "shared", "inline"}},
             "How rows and entries reach the daemon: through the session's memory, or inside the messages. auto: shared "
             "where the memory, the host's or a GPU's, can be mapped."},
-           {"plane", Choice{&Options::plane, {"auto", "rpc", "server"}},
-            "How steps reach the daemon: by calls, or by doorbells in the session's memory. "
-            "auto: server where it can be had."},
+           {"plane", Choice{&Options::plane, {"auto", "rpc", "server", "direct"}},
+            "How steps are made: by calls, by doorbells in the session's memory, or by this program itself, which maps "
+            "the whole pool for that. auto: direct where it can be had, then server, then rpc."},
        }},
       {"Model",
        {
@@ -286,9 +286,10 @@ absl::Status CheckDevice(const Options& o) {
 }
 
 absl::Status CheckPlane(const Options& o) {
-  if (o.plane != "server") return absl::OkStatus();
+  if (o.plane != "server" && o.plane != "direct") return absl::OkStatus();
   if (o.transfer == "inline") {
-    return BadValue("plane", o.plane, "auto or rpc with --transfer inline: the server plane is in shared memory");
+    return BadValue("plane", o.plane,
+                    absl::StrCat("auto or rpc with --transfer inline: the ", o.plane, " plane is in shared memory"));
   }
   if (o.prefix_only) return BadValue("plane", o.plane, "auto or rpc with --prefix-only, which makes no steps");
   return absl::OkStatus();

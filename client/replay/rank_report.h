@@ -49,7 +49,7 @@ struct RankReport {
 
   // Steps, by every rank.
   Counter steps;
-  Counter step_ns;  // in calls, or from the first doorbell to the last answer but for the check between
+  Counter step_ns;  // in calls, or from the begin of a plane's step to its end but for the check between
   Counter gathered_bytes;
   Counter hot, newest, resident, miss, duplicate, invalid;
   Counter checked_rows;       // each once, wherever it was compared
@@ -61,7 +61,7 @@ struct RankReport {
   bool created_pool = false;
   bool shared_arena = false;
   char device[64] = {};  // of the session: "cpu" or a UUID
-  char plane[32] = {};   // by which its steps reach the daemon: "rpc" or "server"
+  char plane[32] = {};   // of its steps: "rpc", "server" or "direct"
   bool failed = false;
   bool peer_gone = false;  // failed because another rank had ended
   char error[1024] = {};

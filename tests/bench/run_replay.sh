@@ -24,7 +24,7 @@ replay() {
 }
 
 if [ "$mode" = --cuda ]; then
-  replay --device cuda --transfer shared --requests 500 --layers 61 --groups 16 --row-bytes 656 --top-k 2048 --hot-rows 4096 \
+  replay --device cuda --transfer shared --plane rpc --requests 500 --layers 61 --groups 16 --row-bytes 656 --top-k 2048 --hot-rows 4096 \
     --concurrency 16 --pool-blocks 2500
   echo "$out"
   exit

@@ -146,7 +146,7 @@ class GpuEngine {
   uint64_t checked() const { return checked_; }
 
   // One step on the plane, all rows committed.
-  void Step(replay::GpuPlane& plane, absl::Span<const replay::BatchRow> batch, std::mt19937_64& random) {
+  void Step(replay::StepPlane& plane, absl::Span<const replay::BatchRow> batch, std::mt19937_64& random) {
     Publish(batch, random);
     if (::testing::Test::HasFatalFailure()) return;
     std::vector<PlaneRow> rows;
@@ -222,8 +222,8 @@ class PlaneProcessGpuTest : public DaemonTest {
     EXPECT_THAT(std::string(refused.message()), HasSubstr("MPS does not run"));
     EXPECT_EQ(client().GetStatus()->armed_sessions(), 0u);
   }
-  static std::unique_ptr<replay::GpuPlane> Arm(GpuEngine& engine) {
-    auto plane = replay::MakeGpuPlane(engine.session(), kTopK);
+  static std::unique_ptr<replay::StepPlane> Arm(GpuEngine& engine) {
+    auto plane = replay::MakeGpuPlane(engine.session(), client::Plane::kServer, kTopK);
     EXPECT_TRUE(plane.ok()) << plane.status();
     return plane.ok() ? *std::move(plane) : nullptr;
   }
@@ -236,7 +236,7 @@ TEST_F(PlaneProcessGpuTest, DecodesAThousandSteps) {
   std::mt19937_64 random(1);
   std::vector<Request> requests;
   for (uint32_t i = 0; i < 12; ++i) requests.push_back(Prompt(i));
-  std::unique_ptr<replay::GpuPlane> plane;
+  std::unique_ptr<replay::StepPlane> plane;
   if (mps()) {
     plane = Arm(engine);
     ASSERT_NE(plane, nullptr);
@@ -407,7 +407,7 @@ TEST_F(PlaneProcessGpuTest, AnEngineThatIsKilledIsGoneAndOthersGoOn) {
     std::mt19937_64 random(3);
     const Request request = Prompt(0);
     const OpenSequence sequence = engine.Open(request);
-    std::unique_ptr<replay::GpuPlane> plane;
+    std::unique_ptr<replay::StepPlane> plane;
     if (mps()) {
       plane = Arm(engine);
       ASSERT_NE(plane, nullptr);

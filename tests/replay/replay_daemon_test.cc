@@ -29,6 +29,10 @@ constexpr char kLongWait[] =
     "{\"timestamp\": 1000000, \"input_length\": 600, \"output_length\": 20, \"hash_ids\": [5, 7]}\n"
     "{\"timestamp\": 1000000, \"input_length\": 600, \"output_length\": 20, \"hash_ids\": [5, 8]}\n";
 
+constexpr char kNothingYet[] =
+    "{\"timestamp\": 1000000, \"input_length\": 600, \"output_length\": 20, \"hash_ids\": [5, 7]}\n"
+    "{\"timestamp\": 1000000, \"input_length\": 600, \"output_length\": 20, \"hash_ids\": [5, 8]}\n";
+
 class ReplayServerTest : public DaemonTest {
  protected:
   v1::PoolSpec Spec() const {
@@ -110,8 +114,10 @@ TEST_F(ReplayServerTest, WrongBytesAreFound) {
   ASSERT_TRUE(client::FirstError(stored.statuses()).ok());
   session->reset();
 
-  for (const auto& [transfer, plane] :
-       {std::pair("shared", "rpc"), std::pair("shared", "auto"), std::pair("inline", "auto")}) {
+  for (const auto& [transfer, plane] : {std::pair<std::string, std::string>("shared", "rpc"),
+                                        {"shared", SecondBestPlane()},
+                                        {"shared", "direct"},
+                                        {"inline", "auto"}}) {
     std::vector<std::string> with = options;
     with.insert(with.end(), {"--transfer", transfer, "--plane", plane});
     const ReplayRun run = Replay(with);
@@ -120,22 +126,41 @@ TEST_F(ReplayServerTest, WrongBytesAreFound) {
     EXPECT_LT(run.number("wrong_rows"), run.number("checked_rows"));
     EXPECT_THAT(run.output, HasSubstr("first wrong row    request 0, position "));
     EXPECT_THAT(run.output, HasSubstr(" is 78787878, must be "));
-    const bool by_kernel = std::string(transfer) == "shared" && system_test::TestDevice() != "cpu";
+    const bool by_kernel = transfer == "shared" && system_test::TestDevice() != "cpu";
     EXPECT_EQ(run.number("checked_rows_device"), by_kernel ? run.number("checked_rows") : 0);
   }
 }
 
 TEST_F(ReplayServerTest, TheDaemonDies) {
-  const TemporaryFolder folder;
-  std::vector<std::string> arguments = Options(
-      {"--trace", folder.Write("trace", kLongWait), "--time-scale=1", "--engines=2", "--ranks=2", "--progress=none"});
-  arguments.insert(arguments.begin(), ReplayPath());
-  ChildProcess replay(arguments, folder.File("output"));
-  ASSERT_TRUE(Eventually(absl::Seconds(20), [&] { return SessionCount() == 4; }));
-  daemon().process().Kill();
-  EXPECT_EQ(replay.Wait(absl::Seconds(60)), 3);
-  EXPECT_THAT(replay.Output(), HasSubstr("stoker-replay: "));
-  daemon().Restart();
+  // While the first request may be under way, and while both engines wait for their first one.
+  for (const char* trace : {kLongWait, kNothingYet}) {
+    for (const std::string& plane : {SecondBestPlane(), std::string("direct")}) {
+      const TemporaryFolder folder;
+      std::vector<std::string> arguments = Options({"--trace", folder.Write("trace", trace), "--time-scale=1",
+                                                    "--engines=2", "--ranks=2", "--progress=none", "--plane", plane});
+      arguments.insert(arguments.begin(), ReplayPath());
+      ChildProcess replay(arguments, folder.File("output"));
+      ASSERT_TRUE(Eventually(absl::Seconds(20), [&] { return SessionCount() == 4; }));
+      daemon().process().Kill();
+      EXPECT_EQ(replay.Wait(absl::Seconds(60)), 3) << plane;
+      EXPECT_THAT(replay.Output(), HasSubstr("stoker-replay: "));
+      daemon().Restart();
+    }
+  }
+}
+
+// A daemon that does not let engines map the pool: whoever asks for that is told, and others get what there is.
+TEST(ReplayWithoutDirectPlaneTest, IsRefusedByName) {
+  system_test::TestDaemon daemon({"--direct-plane=false"});
+  const std::vector<std::string> options = {"--server", daemon.address(), "--requests=10", "--transfer=shared"};
+  std::vector<std::string> by_name = options;
+  by_name.push_back("--plane=direct");
+  const ReplayRun refused = Replay(by_name);
+  EXPECT_EQ(refused.status, 3);
+  EXPECT_THAT(refused.output, HasSubstr("--plane is \"direct\": plane: the direct plane is not available: "
+                                        "direct_plane is off in the daemon's configuration"));
+  EXPECT_EQ(ReplayWell(options).text("plane"), SecondBestPlane());
+  EXPECT_EQ(daemon.Stop(), 0);
 }
 
 TEST_F(ReplayServerTest, NobodyServes) {
@@ -155,11 +180,15 @@ TEST(ReplayTcpTest, RowsAreCheckedThroughRead) {
   EXPECT_GT(run.number("read_calls"), 0);
   EXPECT_EQ(run.number("stored_rows"), run.number("distinct_rows"));
   EXPECT_EQ(run.text("plane"), "rpc");
-  // The server plane is in memory.
+  // The others are in memory.
   const ReplayRun server = Replay({"--server", address, "--requests=10", "--plane=server"});
   EXPECT_EQ(server.status, 3);
   EXPECT_THAT(server.output, HasSubstr("--plane is \"server\": the daemon at"));
   EXPECT_THAT(server.output, HasSubstr("is not reached through a Unix socket"));
+  const ReplayRun direct = Replay({"--server", address, "--requests=10", "--plane=direct"});
+  EXPECT_EQ(direct.status, 3);
+  EXPECT_THAT(direct.output, HasSubstr("--plane is \"direct\": plane: the direct plane needs the daemon's memory"));
+  EXPECT_THAT(direct.output, HasSubstr("is not reached through a Unix socket"));
   EXPECT_EQ(daemon.Stop(), 0);
 }
 
@@ -205,6 +234,7 @@ TEST(ReplayUsageTest, ExitStatusTwo) {
   for (const std::vector<std::string>& options :
        std::vector<std::vector<std::string>>{{"--nonsense"},
                                              {"--plane=server", "--transfer=inline"},
+                                             {"--plane=direct", "--transfer=inline"},
                                              {"--top-k=0"},
                                              {"--trace=/nonexistent/trace"},
                                              {"--input-length=3"}}) {

@@ -23,7 +23,7 @@ std::string StokerdPath() {
 }
 std::string BundledTracePath() { return BUNDLED_TRACE_PATH; }
 
-std::string BestPlane() { return system_test::TestDevice() == "cpu" ? "server" : "rpc"; }
+std::string SecondBestPlane() { return system_test::TestDevice() == "cpu" ? "server" : "rpc"; }
 
 double ReplayRun::number(const std::string& name) const {
   const auto it = json.fields().find(name);

@@ -19,8 +19,9 @@ std::string StokerdPath();
 // The trace that comes with the sources.
 std::string BundledTracePath();
 
-// The plane that --plane=auto takes with rows in shared memory, on the device of TestDevice().
-std::string BestPlane();
+// The plane that --plane=auto takes on the device of TestDevice() where the direct plane cannot be had: on a GPU
+// doorbells need MPS.
+std::string SecondBestPlane();
 
 struct ReplayRun {
   // A number, or a text, of the JSON object on the last line; fails the test when it is not there.

@@ -57,19 +57,27 @@ TEST(ReplayTest, BytesInMessagesAndEveryPlaneGiveTheSameLookups) {
     return ReplayWell(Small(more));
   };
   const ReplayRun called = run({"--transfer=shared", "--plane=rpc"});
-  const ReplayRun best = run({"--transfer=shared", "--plane=auto"});
+  const ReplayRun doorbells = run({"--transfer=shared", "--plane", SecondBestPlane()});
+  const ReplayRun direct = run({"--transfer=auto", "--plane=direct"});
+  const ReplayRun best = run({});
   const ReplayRun inlined = run({"--transfer=inline"});
   EXPECT_EQ(called.text("plane"), "rpc");
-  EXPECT_EQ(best.text("plane"), BestPlane());
+  EXPECT_EQ(doorbells.text("plane"), SecondBestPlane());
+  EXPECT_EQ(direct.text("plane"), "direct");
+  EXPECT_EQ(best.text("plane"), "direct");
   EXPECT_EQ(inlined.text("plane"), "rpc");
   EXPECT_GT(called.number("step_mean_us"), 0);
-  EXPECT_GT(best.number("step_mean_us"), 0);
+  EXPECT_GT(doorbells.number("step_mean_us"), 0);
+  EXPECT_GT(direct.number("step_mean_us"), 0);
+  EXPECT_EQ(direct.json.fields().at("shared_memory").bool_value(), true);
   EXPECT_EQ(inlined.json.fields().at("shared_memory").bool_value(), false);
   EXPECT_GT(inlined.number("read_calls"), 0);
   for (const char* name :
        {"requests", "checked_rows", "stored_rows", "stored_bytes", "lookups_hot", "lookups_miss", "lookups_newest",
         "lookups_invalid", "lookups_duplicate", "gathered_bytes", "prefix_hit_ratio", "steps", "step_calls"}) {
     EXPECT_EQ(inlined.number(name), called.number(name)) << name;
+    EXPECT_EQ(doorbells.number(name), called.number(name)) << name;
+    EXPECT_EQ(direct.number(name), called.number(name)) << name;
     EXPECT_EQ(best.number(name), called.number(name)) << name;
   }
 }
@@ -78,7 +86,7 @@ TEST(ReplayTest, BytesInMessagesAndEveryPlaneGiveTheSameLookups) {
 TEST(ReplayTest, TheServerPlaneByName) {
   const ReplayRun run =
       Replay(Small({"--plane=server", "--engines=2", "--ranks=2", "--concurrency=4", "--layers=5", "--groups=3"}));
-  if (BestPlane() != "server") {
+  if (SecondBestPlane() != "server") {
     EXPECT_EQ(run.status, 3);
     EXPECT_THAT(run.output, HasSubstr("--plane is \"server\": "));
     return;
@@ -91,6 +99,23 @@ TEST(ReplayTest, TheServerPlaneByName) {
   EXPECT_EQ(run.number("stored_rows"), run.number("distinct_rows"));
 }
 
+// Four processes that run the steps of their sessions themselves, over one pool.
+TEST(ReplayTest, TheDirectPlaneByName) {
+  const ReplayRun run =
+      ReplayWell(Small({"--plane=direct", "--engines=2", "--ranks=2", "--concurrency=4", "--layers=5", "--groups=3"}));
+  EXPECT_EQ(run.text("plane"), "direct");
+  EXPECT_THAT(run.output, HasSubstr("us each on the plane direct, rows and entries in shared memory"));
+  EXPECT_EQ(run.number("requests"), 30);
+  EXPECT_GT(run.number("checked_rows"), 0);
+  EXPECT_GT(run.number("prefix_hit_ratio"), 0.1);
+  EXPECT_EQ(run.number("stored_rows"), run.number("distinct_rows"));
+  // Rows that were committed have gone from the hot buffers, and come back from the pool.
+  const ReplayRun crowded = ReplayWell(Small({"--plane=direct", "--output-length=200", "--hot-rows=32",
+                                              "--workload-model=fresh", "--pool-blocks=16", "--concurrency=16"}));
+  EXPECT_EQ(crowded.text("plane"), "direct");
+  EXPECT_GT(crowded.number("waits"), 0);
+}
+
 using Case = std::tuple<std::string, std::vector<std::string>, std::string>;
 class EachLayoutTest : public ::testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(
@@ -98,7 +123,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(::testing::Values("--row-layout=linear --row-bytes=656", "--row-layout=linear --row-bytes=20",
                                          "--row-layout=split_kv --row-bytes=128 --v-row-bytes=64",
                                          "--row-layout=dsv4_paged"),
-                       ::testing::Values(std::vector<std::string>{"--transfer=shared"},
+                       ::testing::Values(std::vector<std::string>{"--transfer=shared", "--plane", SecondBestPlane()},
+                                         std::vector<std::string>{"--plane=direct"},
                                          std::vector<std::string>{"--transfer=shared", "--plane=rpc"},
                                          std::vector<std::string>{"--transfer=inline"}),
                        ::testing::Values("position", "pool_row")));

@@ -41,7 +41,9 @@ TEST_F(ReplayWorkloadTest, SlotsAreThoseOfAnLru) {
 
   const std::string shared = Dump(path, "shared");
   EXPECT_EQ(system_test::ReadFile(shared), system_test::ReadFile(Dump(path, "inline")));
-  EXPECT_EQ(system_test::ReadFile(shared), system_test::ReadFile(Dump(path, "shared", "rpc")));
+  for (const std::string& plane : {std::string("rpc"), SecondBestPlane(), std::string("direct")}) {
+    EXPECT_EQ(system_test::ReadFile(shared), system_test::ReadFile(Dump(path, "shared", plane))) << plane;
+  }
   const auto dump = ReadSlotDump(shared);
   ASSERT_TRUE(dump.ok()) << dump.status();
   ASSERT_EQ(dump->steps, 30u);

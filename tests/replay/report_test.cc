@@ -167,7 +167,7 @@ TEST(ReportTest, RanksOnSeveralDevices) {
 
 TEST(ReportTest, RanksOnSeveralPlanes) {
   auto result = std::make_unique<ReplayResult>();
-  for (const char* plane : {"", "rpc", "rpc", "server", "rpc"}) {
+  for (const char* plane : {"", "rpc", "rpc", "direct", "rpc"}) {
     RankReport rank;
     rank.SetPlane(plane);
     AddReport(rank, &result->totals);

@@ -572,6 +572,31 @@ TEST_F(DirectPlaneTest, OnlySessionsOfThePlaneGetThePool) {
   EXPECT_THAT(std::string(denied.message()), HasSubstr("is not on the direct plane"));
 }
 
+class ManySessionsTest : public DirectPlaneTest {
+ protected:
+  ManySessionsTest() : DirectPlaneTest({"--max-sessions=80"}) {}
+};
+
+TEST_F(ManySessionsTest, APoolHasSoManyOfThePlane) {
+  std::vector<std::unique_ptr<client::Session>> sessions;
+  for (int i = 0; i < 64; ++i) {
+    auto session = client().Attach(Request(absl::StrCat("rank", i), 1));
+    ASSERT_TRUE(session.ok()) << session.status();
+    sessions.push_back(*std::move(session));
+  }
+  const auto wanted = client::AttachOnPlane(client(), PlaneRequest(pool_, "wanted"), client::Plane::kDirect);
+  EXPECT_EQ(wanted.status().code(), absl::StatusCode::kResourceExhausted) << wanted.status();
+  EXPECT_THAT(std::string(wanted.status().message()), HasSubstr("sessions on the direct plane: 64 of the pool"));
+  const auto automatic = client::AttachOnPlane(client(), PlaneRequest(pool_, "auto"), client::Plane::kAuto);
+  ASSERT_TRUE(automatic.ok()) << automatic.status();
+  EXPECT_EQ(*client::ChoosePlane((*automatic)->info(), client::Plane::kAuto), client::Plane::kServer);
+  // The place of one that ends is the next one's.
+  sessions.pop_back();
+  EXPECT_TRUE(Eventually(kPatience, [&] {
+    return client::AttachOnPlane(client(), PlaneRequest(pool_, "wanted"), client::Plane::kDirect).ok();
+  }));
+}
+
 class WithoutDirectPlaneTest : public DirectPlaneTest {
  protected:
   WithoutDirectPlaneTest() : DirectPlaneTest({"--direct-plane=false"}) {}

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/bounded_wait.h"
 #include "client/plane_memory.h"
 #include "client/pool_mapping.h"
 #include "client/pool_memory.h"
@@ -27,8 +28,8 @@ class Completion {
   }
   // False: not within `timeout`.
   bool Await(absl::Duration timeout, absl::Status* status) {
-    std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, absl::ToChronoNanoseconds(timeout), [this] { return told_; })) return false;
+    Lock lock(mutex_);
+    if (!WaitUntil(changed_, lock, absl::Now() + timeout, [this] { return told_; })) return false;
     *status = status_;
     return true;
   }

@@ -163,7 +163,6 @@ absl::Status SessionStorage::Arm(core::PlaneSetup setup) {
   status.Update(Upload(InState<char>(memory_.plane_state), zeros->data(), sizeof(kernels::PlaneState)));
   status.Update(Upload(InState<char>(memory_.plane_counters), zeros->data(), kernels::kPlaneCounters * 8));
   if (!status.ok()) return status;
-  plane_ = nullptr;  // one that has ended
   auto step = std::make_shared<const kernels::PlaneStep>(PlaneMemoryOf(setup.session.value, setup.top_k));
   const absl::Duration timeout = setup.doorbell_timeout;
   absl::StatusOr<std::shared_ptr<ArmedPlane>> plane = ArmedPlane::Start(

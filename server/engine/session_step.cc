@@ -125,6 +125,7 @@ absl::Status SessionStorage::EnqueueGroup(const core::StepWork& work, const core
   args.miss_pool_rows = InState<int32_t>(memory.miss_pool_rows);
   args.miss_hot_rows = InState<int32_t>(memory.miss_hot_rows);
   args.miss_counts = InState<int32_t>(memory.miss_counts);
+  args.told_miss_counts = InArena<int32_t>(memory.misses);
   args.counts = InState<int32_t>(memory.counts);
   args.stats = Counter(0);
   Plan& plan = plans_[group.group];
@@ -140,8 +141,7 @@ absl::Status SessionStorage::EnqueueGroup(const core::StepWork& work, const core
   const auto download = [this](void* target, const void* source, int64_t bytes) {
     return target == nullptr ? absl::OkStatus() : stream_->Copy(target, source, static_cast<size_t>(bytes));
   };
-  absl::Status status = download(InArena<int32_t>(memory.misses), args.miss_counts, rows * 4);
-  status.Update(download(group.hot_rows, hot_rows, entries * 4));
+  absl::Status status = download(group.hot_rows, hot_rows, entries * 4);
   status.Update(download(group.counts, args.counts, rows * core::kOutcomeCount * 4));
   status.Update(download(group.miss_pool_rows, args.miss_pool_rows, entries * 4));
   status.Update(download(group.miss_hot_rows, args.miss_hot_rows, entries * 4));

@@ -99,6 +99,18 @@ struct Cluster {
   }
 };
 
+// In a cluster of two blocks: the second one waits here until the first has ended. All threads of both call it. The
+// first one does not arrive at the barrier: threads that have ended count as arrived.
+__device__ inline void AwaitEndOfFirstBlock() {
+#if __CUDA_ARCH__ >= 900
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  if (rank == 0) return;
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+
 // The kernel may be launched while the one before it still runs: its results are there after WaitForEarlier. The next
 // one may be launched from now on, and waits in the same way.
 __device__ inline void LetNextStart() {

@@ -38,6 +38,8 @@ struct ResolveKernelArgs {
   bool sorts_misses = false;
   bool copies_with_few_threads = false;
   // ceil(2^16 / (blocks of a cluster - 1)): divides numbers of misses among the blocks that copy.
+  // Whether two batch rows are a cluster of two blocks, the second of which copies when the first has: see TakesTurns.
+  bool takes_turns = false;
   uint32_t copier_reciprocal = 0;
   GatherPart gather;
 };

@@ -67,7 +67,7 @@ struct BatchKind {
 };
 
 // Batches of the sizes at which the CUDA backend gives a sequence more blocks or fewer, or none beside its own.
-constexpr int32_t kBatchSizes[] = {1, 2, 8, 9, 16, 17, 33, 64, 66, 67, 132, 200};
+constexpr int32_t kBatchSizes[] = {1, 2, 8, 9, 16, 17, 33, 64, 66, 67, 131, 132, 200};
 
 const RowFormat kBatchFormats[] = {
     {.row_bytes = 16},

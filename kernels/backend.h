@@ -144,6 +144,13 @@ class Stream {
     if (absl::Status status = Resolve(resolve); !status.ok()) return status;
     return Gather(gather);
   }
+  // And then RingDoorbell.
+  virtual absl::Status ResolveGather(const ResolveArgs& resolve, const GatherCompactArgs& gather,
+                                     const RingDoorbellArgs& ring) {
+    if (absl::Status status = Validate(ring); !status.ok()) return status;
+    if (absl::Status status = ResolveGather(resolve, gather); !status.ok()) return status;
+    return RingDoorbell(ring);
+  }
   virtual absl::Status Gather(const GatherCompactArgs& args) = 0;
   virtual absl::Status Gather(const GatherDenseArgs& args) = 0;
   virtual absl::Status Transfer(const TransferArgs& args) = 0;

@@ -39,7 +39,7 @@ struct PlaneState {
   uint64_t accepted = 0;  // the step whose batch was read last
   uint64_t finished = 0;  // the last step of which nothing runs any more; accepted - finished is 0 or 1
   uint32_t outcome = 0;   // PlaneOutcome
-  uint32_t reserved = 0;
+  uint32_t arrived = 0;   // of the blocks of a kernel that rings at its end, those that have ended; 0 between kernels
 };
 
 // Waits until *request is the present step's number. The first one of a step begins it: raises `step`, and waits
@@ -56,6 +56,7 @@ struct AwaitDoorbellArgs {
 };
 
 // Sets *done to the step's number when all work before it is visible to other processes. Nothing after the plane's end.
+// Stream::ResolveGather rings at its end where it is given one: a launch less between the rows and who waits for them.
 struct RingDoorbellArgs {
   PlaneState* state = nullptr;
   uint64_t* done = nullptr;

@@ -7,7 +7,7 @@ absl::Status PlaneStep::Begin(Stream& stream) const {
   return stream.BeginBatch(memory_.batch);
 }
 
-absl::Status PlaneStep::Group(Stream& stream, int32_t group) const {
+absl::Status PlaneStep::Group(Stream& stream, int32_t group, const RingDoorbellArgs* ring) const {
   const BatchArgs& batch = memory_.batch;
   const PlaneGroup& of_group = memory_.groups[static_cast<size_t>(group)];
   ResolveArgs resolve;
@@ -53,7 +53,7 @@ absl::Status PlaneStep::Group(Stream& stream, int32_t group) const {
   gather.rows = batch.max_rows;
   gather.top_k = batch.top_k;
   gather.gathered_bytes = memory_.counters + kPlaneGatheredBytes;
-  return stream.ResolveGather(resolve, gather);
+  return ring != nullptr ? stream.ResolveGather(resolve, gather, *ring) : stream.ResolveGather(resolve, gather);
 }
 
 absl::Status PlaneStep::Commit(Stream& stream) const {

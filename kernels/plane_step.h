@@ -61,8 +61,8 @@ class PlaneStep {
 
   const PlaneMemory& memory() const { return memory_; }
   absl::Status Begin(Stream& stream) const;
-  // `group` below the number of groups.
-  absl::Status Group(Stream& stream, int32_t group) const;
+  // `group` below the number of groups. With `ring` its doorbell is rung at the end.
+  absl::Status Group(Stream& stream, int32_t group, const RingDoorbellArgs* ring = nullptr) const;
   absl::Status Commit(Stream& stream) const;
   // Copies state and counters to host memory.
   absl::Status Report(Stream& stream, PlaneResult* result) const;

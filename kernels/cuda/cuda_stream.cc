@@ -236,7 +236,15 @@ absl::Status CudaStream::Resolve(const ResolveArgs& args) {
 absl::Status CudaStream::ResolveGather(const ResolveArgs& args, const GatherCompactArgs& gather) {
   if (absl::Status status = Validate(args, gather); !status.ok()) return status;
   const CurrentDevice current(device_);
-  return Check(LaunchResolveGather(args, gather, limits_, stream_.get()), "a kernel cannot be launched");
+  return Check(LaunchResolveGather(args, gather, nullptr, limits_, stream_.get()), "a kernel cannot be launched");
+}
+
+absl::Status CudaStream::ResolveGather(const ResolveArgs& args, const GatherCompactArgs& gather,
+                                       const RingDoorbellArgs& ring) {
+  if (absl::Status status = Validate(args, gather); !status.ok()) return status;
+  if (absl::Status status = Validate(ring); !status.ok()) return status;
+  const CurrentDevice current(device_);
+  return Check(LaunchResolveGather(args, gather, &ring, limits_, stream_.get()), "a kernel cannot be launched");
 }
 
 absl::Status CudaStream::Gather(const GatherCompactArgs& args) {

@@ -48,6 +48,8 @@ class CudaStream final : public Stream {
   absl::Status Write(int32_t* target, int32_t value) override { return WriteWord(target, value); }
   absl::Status Resolve(const ResolveArgs& args) override;
   absl::Status ResolveGather(const ResolveArgs& args, const GatherCompactArgs& gather) override;
+  absl::Status ResolveGather(const ResolveArgs& args, const GatherCompactArgs& gather,
+                             const RingDoorbellArgs& ring) override;
   absl::Status Gather(const GatherCompactArgs& args) override;
   absl::Status Gather(const GatherDenseArgs& args) override;
   absl::Status Transfer(const TransferArgs& args) override;

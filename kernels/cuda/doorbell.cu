@@ -2,6 +2,7 @@
 //
 // Bound of a wait: one trip to the L2 cache behind the request, and the launch of what comes next. It holds one warp of
 // a multiprocessor and nothing else.
+#include "kernels/cuda/doorbell.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/system_memory.cuh"
 #include "kernels/plane.h"
@@ -13,10 +14,6 @@ namespace {
 constexpr unsigned kPauseNs = 64;
 // Between two looks at the abort word, which is behind the link: a trip of 1 to 2 us.
 constexpr uint64_t kAbortPauseNs = 20'000;
-
-__device__ bool Ended(const PlaneState* state) {
-  return Load(&state->outcome) != static_cast<uint32_t>(PlaneOutcome::kRunning);
-}
 
 __device__ void End(PlaneState* state, PlaneOutcome outcome) { Store(&state->outcome, static_cast<uint32_t>(outcome)); }
 
@@ -52,9 +49,7 @@ __global__ void AwaitDoorbellKernel(const __grid_constant__ AwaitDoorbellArgs ar
   }
 }
 
-__global__ void RingDoorbellKernel(const __grid_constant__ RingDoorbellArgs args) {
-  if (!Ended(args.state)) StoreRelease(args.done, Load(&args.state->step));
-}
+__global__ void RingDoorbellKernel(const __grid_constant__ RingDoorbellArgs args) { Ring(args); }
 
 __global__ void AwaitQuietKernel(const __grid_constant__ AwaitQuietArgs args) {
   FenceSequential();  // against the one of BeginBatch

@@ -26,9 +26,10 @@ struct DeviceLimits {
 cudaError_t PrepareKernels(const DeviceLimits& limits);
 
 cudaError_t LaunchResolve(const ResolveArgs& args, const DeviceLimits& limits, cudaStream_t stream);
-// Resolve and, in the same kernel, the gather of its misses for the listed layers.
-cudaError_t LaunchResolveGather(const ResolveArgs& args, const GatherCompactArgs& gather, const DeviceLimits& limits,
-                                cudaStream_t stream);
+// Resolve and, in the same kernel, the gather of its misses for the listed layers; then, where there is one, a
+// doorbell.
+cudaError_t LaunchResolveGather(const ResolveArgs& args, const GatherCompactArgs& gather, const RingDoorbellArgs* ring,
+                                const DeviceLimits& limits, cudaStream_t stream);
 cudaError_t LaunchGather(const GatherCompactArgs& args, const DeviceLimits& limits, cudaStream_t stream);
 cudaError_t LaunchGather(const GatherDenseArgs& args, const DeviceLimits& limits, cudaStream_t stream);
 cudaError_t LaunchTransfer(const TransferArgs& args, const DeviceLimits& limits, cudaStream_t stream);

@@ -11,6 +11,7 @@
 #include <bit>
 #include <vector>
 
+#include "kernels/cuda/doorbell.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/resolve_single.cuh"
 #include "kernels/cuda/resolve_union.cuh"
@@ -199,15 +200,15 @@ struct BlockState {
 
 // kSingle false: single rows are resolved as unions too. kTells: the cluster has blocks that copy.
 template <IndexSpace kSpace, bool kOptions, bool kSingle, int kTopK, int kHotRows, bool kGather, bool kTells>
-__global__ void __launch_bounds__(kResolveThreads) ResolveKernel(const __grid_constant__ ResolveKernelArgs args) {
+__device__ void RunBlock(const ResolveKernelArgs& args) {
   extern __shared__ __align__(16) char shared[];
   __shared__ BlockState state;
   using Single = SingleRow<kSpace, kOptions, kTopK, kHotRows>;
   const ResolveArgs& a = args.a;
   const GatherPart& gather = args.gather;
   const int32_t r = static_cast<int32_t>(blockIdx.y);
-  const Cluster cluster = kTells ? Cluster{blockIdx.x, gridDim.x} : Cluster{};
   if (r >= a.rows) return;
+  const Cluster cluster = kTells ? Cluster{blockIdx.x, gridDim.x} : Cluster{};
   OtherBlocks others(args, cluster, shared, &state.messages);
   if constexpr (kTells) {
     if (threadIdx.x == 0) {
@@ -253,8 +254,8 @@ __global__ void __launch_bounds__(kResolveThreads) ResolveKernel(const __grid_co
         if (!kGather || misses == 0) return;
         CountGathered(gather, self.moved());
         __syncthreads();
-        self.Copy(misses);
         if (args.takes_turns) AwaitEndOfFirstBlock();
+        self.Copy(misses);
       }
       return;
     }
@@ -282,6 +283,14 @@ __global__ void __launch_bounds__(kResolveThreads) ResolveKernel(const __grid_co
     } else {
       CopyLists(a, gather, 0, 1, r, end);
     }
+  }
+}
+
+template <IndexSpace kSpace, bool kOptions, bool kSingle, int kTopK, int kHotRows, bool kGather, bool kTells>
+__global__ void __launch_bounds__(kResolveThreads) ResolveKernel(const __grid_constant__ ResolveKernelArgs args) {
+  RunBlock<kSpace, kOptions, kSingle, kTopK, kHotRows, kGather, kTells>(args);
+  if constexpr (kGather) {
+    if (args.ring.done != nullptr) RingAtEnd(args.ring, gridDim.x * gridDim.y);
   }
 }
 
@@ -367,6 +376,14 @@ int ClusterSize(int32_t rows, const DeviceLimits& limits) {
   return cluster;
 }
 
+// Whether batch rows copy two by two, one behind the other. All at once they keep each other's address translations
+// from being found: with 128 sequences 38 GB/s, some of them done after 0.6 ms and others after 1.4, against 45 where
+// 64 copy at a time (30 % misses; 2 to 14 %: 4 to 7 % faster; nothing missing: equal). Not where there are clusters
+// that copy: of those there are at most 66.
+bool TakesTurns(bool gather, int cluster, const DeviceLimits& limits) {
+  return gather && cluster == 1 && limits.clusters;
+}
+
 // Up to this many batch rows the next kernel of the stream may start at once. It then finds its place while this one
 // still runs, on other multiprocessors than last time: with 64 sequences that cost a third of the gather's rate
 // (address translations that are kept near a multiprocessor are lost), with 16 nothing.
@@ -376,14 +393,6 @@ constexpr int32_t kMaxRowsForEarlyStart = 16;
 // 16 to 64 sequences. It costs a barrier and a scan before the first read; with few sequences the address translations
 // of all their rows are at hand anyway.
 constexpr int32_t kMinRowsForSorting = 16;
-// Whether batch rows copy two by two, one behind the other. All at once they keep each other's address translations
-// from being found: with 128 sequences 38 GB/s, some of them done after 0.6 ms and others after 1.4, against 45 where
-// 64 copy at a time (30 % misses; 2 to 14 %: 4 to 7 % faster; nothing missing: equal). Not where there are clusters
-// that copy: of those there are at most 66.
-bool TakesTurns(bool gather, int cluster, const DeviceLimits& limits) {
-  return gather && cluster == 1 && limits.clusters;
-}
-
 
 // From this many batch rows on a block that has many rows to copy does so with a quarter of its threads: so many reads
 // are under way at one time that more of them only widen what address translations must reach (batch 64, 14 and 30 %
@@ -397,6 +406,7 @@ cudaError_t Launch(ResolveKernelArgs& args, bool gather, const DeviceLimits& lim
   const int cluster = gather ? ClusterSize(args.a.rows, limits) : 1;
   args.starts_next_early = !gather || args.a.rows <= kMaxRowsForEarlyStart;
   args.sorts_misses = args.a.rows >= kMinRowsForSorting;
+  args.takes_turns = TakesTurns(gather, cluster, limits);
   args.copies_with_few_threads = args.a.rows >= kMinRowsForFewThreads;
   if (cluster > 1) {
     args.copier_reciprocal = (65536u + static_cast<uint32_t>(cluster) - 2) / (static_cast<uint32_t>(cluster) - 1);
@@ -408,7 +418,6 @@ cudaError_t Launch(ResolveKernelArgs& args, bool gather, const DeviceLimits& lim
   config.blockDim = dim3(kResolveThreads);
   config.dynamicSmemBytes = static_cast<size_t>(std::max(args.single.bytes, args.shared_union.bytes));
   config.stream = stream;
-  args.takes_turns = TakesTurns(gather, cluster, limits);
   cudaLaunchAttribute attributes[2] = {};
   unsigned count = 0;
   if (cluster > 1 || turns > 1) {
@@ -456,9 +465,9 @@ cudaError_t LaunchResolve(const ResolveArgs& args, const DeviceLimits& limits, c
   return Launch(kernel, false, limits, stream);
 }
 
-cudaError_t LaunchResolveGather(const ResolveArgs& args, const GatherCompactArgs& gather, const DeviceLimits& limits,
-                                cudaStream_t stream) {
-  if (args.rows == 0 || args.top_k == 0) return cudaSuccess;
+cudaError_t LaunchResolveGather(const ResolveArgs& args, const GatherCompactArgs& gather, const RingDoorbellArgs* ring,
+                                const DeviceLimits& limits, cudaStream_t stream) {
+  if (args.rows == 0 || args.top_k == 0) return ring != nullptr ? LaunchRingDoorbell(*ring, stream) : cudaSuccess;
   ResolveKernelArgs kernel = MakeArgs(args, limits);
   kernel.gather.copy = MakeRowCopy(gather.pool, gather.hot);
   kernel.gather.pool_rows = gather.pool_rows;
@@ -470,12 +479,15 @@ cudaError_t LaunchResolveGather(const ResolveArgs& args, const GatherCompactArgs
   for (int32_t l = 0; l < fused; ++l) {
     kernel.gather.copy.layers.src[l] = kernel.gather.copy.layers.dst[l] = static_cast<int16_t>(gather.layers[l]);
   }
-  const cudaError_t error = Launch(kernel, true, limits, stream);
-  if (error != cudaSuccess || fused == gather.layer_count) return error;
+  const bool is_whole = fused == gather.layer_count;
+  if (ring != nullptr && is_whole) kernel.ring = *ring;
+  cudaError_t error = Launch(kernel, true, limits, stream);
+  if (error != cudaSuccess || is_whole) return error;
   GatherCompactArgs rest = gather;
   rest.layers += fused;
   rest.layer_count -= fused;
-  return LaunchGather(rest, limits, stream);
+  error = LaunchGather(rest, limits, stream);
+  return error != cudaSuccess || ring == nullptr ? error : LaunchRingDoorbell(*ring, stream);
 }
 
 }  // namespace stoker::kernels::cuda

@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/resolve_shared.cuh"
 #include "kernels/cuda/row_copy.cuh"
+#include "kernels/plane.h"
 #include "kernels/resolve.h"
 
 namespace stoker::kernels::cuda {
@@ -37,11 +38,13 @@ struct ResolveKernelArgs {
   // kMinRowsForSorting and kMinRowsForFewThreads.
   bool sorts_misses = false;
   bool copies_with_few_threads = false;
-  // ceil(2^16 / (blocks of a cluster - 1)): divides numbers of misses among the blocks that copy.
   // Whether two batch rows are a cluster of two blocks, the second of which copies when the first has: see TakesTurns.
   bool takes_turns = false;
+  // ceil(2^16 / (blocks of a cluster - 1)): divides numbers of misses among the blocks that copy.
   uint32_t copier_reciprocal = 0;
   GatherPart gather;
+  // Rung when all blocks have ended; `done` null: nothing is.
+  RingDoorbellArgs ring;
 };
 
 #ifdef __CUDACC__

@@ -131,17 +131,17 @@ absl::Status SessionStorage::EnqueuePlaneStep(kernels::Stream& stream, const ker
     kernels::RingDoorbellArgs args;
     args.state = state;
     args.done = InArena<uint64_t>(memory_.dones + doorbell * kDoorbellBytes);
-    status.Update(stream.RingDoorbell(args));
+    return args;
   };
   for (int64_t group = 0; group < groups; ++group) {
     await(group);
     if (group == 0) status.Update(step.Begin(stream));
-    status.Update(step.Group(stream, static_cast<int32_t>(group)));
-    ring(group);
+    const kernels::RingDoorbellArgs rung = ring(group);
+    status.Update(step.Group(stream, static_cast<int32_t>(group), &rung));
   }
   await(groups);
   status.Update(step.Commit(stream));
-  ring(groups);
+  status.Update(stream.RingDoorbell(ring(groups)));
   // Behind the doorbell: the engine need not wait for it, and the next step does.
   status.Update(step.Report(stream, result));
   return status;

@@ -194,7 +194,9 @@ class WorkloadBench {
   }
 
   void Run(bool cold) {
-    const auto fused = [this](uint32_t step) { CHECK_CUDA(LaunchResolveGather(At(step), gather_, limits_, stream_)); };
+    const auto fused = [this](uint32_t step) {
+      CHECK_CUDA(LaunchResolveGather(At(step), gather_, nullptr, limits_, stream_));
+    };
     Report("stoker_fused", true, fused);
     if (cold) Report("stoker_fused_cold", true, fused, true);
     Report("stoker_resolve_gather", true, [this](uint32_t step) {

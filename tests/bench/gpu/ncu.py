@@ -35,13 +35,16 @@ METRICS = [
     "smsp__inst_executed_op_local_ld.sum",
     "smsp__inst_executed_op_local_st.sum",
 ]
+STEPS = 24
 STEP = ("stoker-gpu-bench", "--pool-gib", "2", "WORKLOAD")
 RATES = ("stoker-gpu-bench", "--rates", "--pool-gib", "2", "WORKLOAD")
 ROWS, PLANE = "kernels_rows_gpu_test", "kernels_plane_gpu_test"
-# What to look at: a part of the kernel's name with its template arguments, launches to skip and to take, the program.
+# What to look at: the kernel's name, with its template arguments where it is one of several; launches of that name
+# without arguments to skip, and to take; the program.
+FUSED_LAUNCHES = 6 * STEPS  # of stoker-gpu-bench, before those of resolve alone
 LOOKS = [
     ("ResolveKernel<1, 0, 1, 2048, 4096, 1, 1>", 60, 3, STEP),
-    ("ResolveKernel<1, 0, 1, 2048, 4096, 0, 0>", 60, 3, STEP),
+    ("ResolveKernel<1, 0, 1, 2048, 4096, 0, 0>", FUSED_LAUNCHES + 60, 3, STEP),
     ("GatherCompactKernel", 60, 3, STEP),
     ("TransferKernel", 0, 12, RATES),
     ("GatherDenseKernel", 0, 3, (ROWS, "--gtest_filter=*GatherFromTheDensePlan*")),
@@ -65,7 +68,7 @@ def main():
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         workload = pathlib.Path(folder) / "workload"
         subprocess.run(
-            [args.bin / "stoker-replay", f"--write-workload={workload}", f"--rows={args.rows}", "--steps=24",
+            [args.bin / "stoker-replay", f"--write-workload={workload}", f"--rows={args.rows}", f"--steps={STEPS}",
              "--context=65536", "--top-k=2048", "--hot-rows=4096", "--row-bytes=656"],
             check=True, stdout=subprocess.DEVNULL)
         sys.exit(run(args, workload))
@@ -91,14 +94,13 @@ def run(args, workload):
 
 def look(name, skip, count, command):
     """The launches of one kernel, each as a dictionary."""
-    pattern = "".join("\\" + c if c in "<>()" else c for c in name)
     result = subprocess.run(
-        ["ncu", "--clock-control", "none", "--csv", "--kernel-name-base", "demangled", "-k", f"regex:{pattern}",
-         "--launch-skip", str(skip), "-c", str(count), "--metrics", ",".join(METRICS)] + command,
+        ["ncu", "--clock-control", "none", "--csv", "-k", name.partition("<")[0], "--launch-skip", str(skip), "-c",
+         str(count), "--metrics", ",".join(METRICS)] + command,
         capture_output=True, text=True)
     launches = {}
     for row in csv.DictReader(line for line in result.stdout.splitlines() if line.startswith('"')):
-        if row.get("Metric Value") is None:
+        if row.get("Metric Value") is None or name not in row["Kernel Name"]:
             continue
         launch = launches.setdefault(row["ID"], {
             "kernel": row["Kernel Name"], "grid": row["Grid Size"], "block": row["Block Size"],

@@ -72,6 +72,7 @@ class GpuEngine {
     spec.top_k = kTopK;
     spec.hot_rows = kHotRows;
     spec.state_rows = kStateRows;
+    spec.batch_rows = kStateRows;
     spec.max_sequence_rows = kMaxRows;
     spec.seed = 1;
     auto rows = replay::MakeGpuRows(spec, session().arena());
@@ -122,7 +123,7 @@ class GpuEngine {
   // Writes newest rows and entries for a step of these rows.
   void Publish(absl::Span<const replay::BatchRow> batch, std::mt19937_64& random) {
     for (size_t row = 0; row < batch.size(); ++row) {
-      rows_->WriteNewest(*batch[row].sequence, batch[row].length - 1);
+      rows_->WriteNewest(batch[row]);
       for (uint32_t group = 0; group < kGroups; ++group) {
         for (int32_t& entry : rows_->Entries(group, row)) {
           // Half of them near the end, as decoders have it, the newest among them; now and then none.

@@ -16,6 +16,7 @@
 // wrong one fails. With --phases the attach alone is taken apart, as no library would do it: attach_call_ms,
 // arena_map_ms and, on the direct plane, pool_map_ms.
 #include <cuda_runtime_api.h>
+#include <grpc/grpc.h>
 #include <grpcpp/create_channel.h>
 
 #include <cstdio>
@@ -284,6 +285,8 @@ int main(int argc, char** argv) {
       "Times a fresh engine's attach and first step; see the head of tests/gpu/attach_bench.cc.");
   absl::ParseCommandLine(argc, argv);
   stoker::client::DevicePlane::SetUpProcess();
+  // gRPC 1.51 may wait up to ten seconds when the last channel goes; so it stays.
+  grpc_init();
   stoker::bench::Run();
   return 0;
 }

@@ -27,6 +27,7 @@ absl::StatusOr<std::unique_ptr<EngineSession>> OpenSession(const ReplayPlan& pla
   needs.address = plan.address;
   needs.name = absl::StrCat(plan.run_id, ".e", engine, ".r", rank);
   needs.state_rows = state_rows;
+  needs.batch_rows = plan.options.batch_rows();
   needs.max_sequence_rows = plan.max_sequence_rows;
   needs.pool_blocks = plan.pool_blocks;
   needs.stores = rank == 0;

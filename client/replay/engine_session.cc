@@ -106,7 +106,7 @@ absl::Status EngineSession::Attach(const client::Client& client, const SessionNe
   attach.set_state_rows(needs.state_rows);
   attach.set_hot_rows(options_.hot_rows);
   attach.set_max_top_k(options_.top_k);
-  attach.set_max_batch_rows(needs.state_rows);
+  attach.set_max_batch_rows(needs.batch_rows);
   attach.set_max_sequence_rows(needs.max_sequence_rows);
   attach.set_index_space(options_.by_pool_row() ? v1::INDEX_SPACE_POOL_ROW : v1::INDEX_SPACE_POSITION);
   for (uint32_t group = 0; group < options_.groups; ++group) {
@@ -186,6 +186,7 @@ absl::Status EngineSession::MapRows(const v1::AttachRequest& attach, const Sessi
   spec.top_k = options_.top_k;
   spec.hot_rows = options_.hot_rows;
   spec.state_rows = needs.state_rows;
+  spec.batch_rows = needs.batch_rows;
   spec.max_sequence_rows = needs.max_sequence_rows;
   spec.by_pool_row = options_.by_pool_row();
   spec.seed = options_.seed;
@@ -345,6 +346,7 @@ absl::Status EngineSession::LearnBlocks(const OpenSequence& sequence) {
 void EngineSession::NameEntries(absl::Span<const BatchRow> batch, v1::StepRequest* request) {
   const auto block_rows = static_cast<int32_t>(options_.block_rows);
   for (size_t row = 0; row < batch.size(); ++row) {
+    if (batch[row].sequence == nullptr) continue;  // what stands there is not looked at
     const std::vector<int32_t>& blocks = tables_[batch[row].sequence->state_row];
     for (uint32_t group = 0; group < options_.groups; ++group) {
       const absl::Span<int32_t> positions = Entries(request, group, row);
@@ -383,7 +385,11 @@ absl::Status EngineSession::Step(absl::Span<const BatchRow> batch, v1::StepReque
 absl::Status EngineSession::StepOnPlane(absl::Span<const BatchRow> batch, v1::StepRequest* request,
                                         v1::StepResponse* response) {
   plane_rows_.clear();
-  for (const BatchRow& row : batch) plane_rows_.push_back({row.sequence->id, row.sequence->state_row, row.length});
+  for (const BatchRow& row : batch) {
+    plane_rows_.push_back(row.sequence == nullptr
+                              ? client::PlaneRow()
+                              : client::PlaneRow{row.sequence->id, row.sequence->state_row, row.length});
+  }
   const auto begin = Clock::now();
   if (absl::Status status = plane_->RunGroups(plane_rows_); !status.ok()) return status;
   step_took_ = Clock::now() - begin;
@@ -412,11 +418,11 @@ absl::Status EngineSession::StepOnPlane(absl::Span<const BatchRow> batch, v1::St
 absl::Status EngineSession::CountOutcomes(const BatchRow& row, absl::Span<const int32_t> positions,
                                           absl::Span<const int32_t> hot_rows, int32_t misses,
                                           v1::LookupCounts* counts) const {
-  const auto newest = static_cast<int32_t>(row.length) - 1;
+  const auto newest = static_cast<int32_t>(row.length) - 1 - static_cast<int32_t>(row.newest_index);
   uint32_t newest_count = 0, invalid = 0, others = 0;
-  for (size_t i = 0; i < positions.size(); ++i) {
+  for (size_t i = 0; row.sequence != nullptr && i < positions.size(); ++i) {
     if (positions[i] < 0) continue;
-    uint32_t& outcome = positions[i] == newest ? newest_count : hot_rows[i] < 0 ? invalid : others;
+    uint32_t& outcome = positions[i] >= newest ? newest_count : hot_rows[i] < 0 ? invalid : others;
     ++outcome;
   }
   if (misses < 0 || static_cast<uint32_t>(misses) > others) {
@@ -445,25 +451,25 @@ void EngineSession::CountStep(std::chrono::nanoseconds took) {
   report_->step_ns.Add(ns);
 }
 
-void EngineSession::WriteNewest(const OpenSequence& sequence, uint32_t position, v1::StepRow* row) {
+void EngineSession::WriteNewest(const BatchRow& row, v1::StepRow* message) {
   if (shared()) {
-    rows_->WriteNewest(sequence, position);
+    rows_->WriteNewest(row);
     return;
   }
   const RowShape& shape = oracle_.shape();
-  const TokenIdentity token = sequence.request->Token(position);
-  row->mutable_newest_row()->resize(size_t{shape.bytes()} * options_.layers);
-  std::byte* out = reinterpret_cast<std::byte*>(row->mutable_newest_row()->data());
+  const TokenIdentity token = row.sequence->request->Token(row.length - 1);
+  message->mutable_newest_row()->resize(size_t{shape.bytes()} * options_.layers);
+  std::byte* out = reinterpret_cast<std::byte*>(message->mutable_newest_row()->data());
   for (uint32_t layer = 0; layer < options_.layers; ++layer, out += shape.bytes()) {
     oracle_.Fill(RowOracle::Key(layer, token), out);
   }
 }
 
-void EngineSession::CountWrong(const OpenSequence& sequence, size_t batch_row, size_t entry, uint32_t layer,
-                               int32_t position, int32_t hot_row, absl::Span<const std::byte> bytes) {
+void EngineSession::CountWrong(const BatchRow& row, size_t batch_row, size_t entry, uint32_t layer, int32_t position,
+                               int32_t hot_row, absl::Span<const std::byte> bytes) {
   report_->wrong_rows.Add(1);
   if (report_->wrong_row[0] != '\0') return;
-  report_->SetWrongRow(DescribeWrongRow(oracle_, sequence, batch_row, entry, layer, position, hot_row, bytes).c_str());
+  report_->SetWrongRow(DescribeWrongRow(oracle_, row, batch_row, entry, layer, position, hot_row, bytes).c_str());
 }
 
 absl::Status EngineSession::CheckStep(absl::Span<const BatchRow> batch, v1::StepRequest* request,
@@ -502,18 +508,21 @@ absl::Status EngineSession::CheckStep(absl::Span<const BatchRow> batch, v1::Step
 
 absl::Status EngineSession::CheckInline(const BatchRow& row, size_t batch_row, uint32_t group,
                                         absl::Span<const int32_t> positions, absl::Span<const int32_t> hot_rows) {
-  const HotRegion region{int64_t{row.sequence->state_row} * region_rows_, options_.hot_rows, newest_row_};
+  HotRegion region;
+  if (row.sequence != nullptr) {
+    region = {int64_t{row.sequence->state_row} * region_rows_, options_.hot_rows, newest_row_};
+  }
   const uint32_t first_layer = options_.GroupBegin(group), end_layer = options_.GroupBegin(group + 1);
   uint64_t checked = 0;
   read_request_.Clear();
   read_entries_.clear();
   for (size_t i = 0; i < positions.size(); ++i) {
     // An answer that cannot be right is as bad as wrong bytes: a row for no entry, none for an entry, or one of others.
-    if (!region.CanAnswer(positions[i], row.length, hot_rows[i])) {
-      CountWrong(*row.sequence, batch_row, i, first_layer, positions[i], hot_rows[i], {});
+    if (!region.CanAnswer(positions[i], row.length, row.newest_index, hot_rows[i])) {
+      CountWrong(row, batch_row, i, first_layer, positions[i], hot_rows[i], {});
       continue;
     }
-    if (positions[i] < 0) continue;
+    if (hot_rows[i] < 0) continue;
     checked += end_layer - first_layer;
     read_request_.mutable_hot_rows()->add_values(static_cast<uint32_t>(hot_rows[i]));
     read_entries_.push_back({positions[i], i});
@@ -550,7 +559,7 @@ absl::Status EngineSession::CheckThroughRead(const BatchRow& row, size_t batch_r
         const auto [position, entry] = read_entries_[i];
         const uint64_t key = RowOracle::Key(layer, sequence.request->Token(static_cast<uint32_t>(position)));
         if (oracle_.Check(key, bytes)) continue;
-        CountWrong(sequence, batch_row, entry, layer, position, static_cast<int32_t>(hot_rows[i]),
+        CountWrong(row, batch_row, entry, layer, position, static_cast<int32_t>(hot_rows[i]),
                    absl::MakeConstSpan(bytes, row_bytes));
       }
     }

@@ -34,7 +34,8 @@ inline constexpr uint64_t kGpuStagingPieceBytes = uint64_t{256} << 20;
 struct SessionNeeds {
   std::string address;
   std::string name;         // of the session
-  uint32_t state_rows = 1;  // sequences open at a time, and batch rows of a step
+  uint32_t state_rows = 1;  // sequences open at a time
+  uint32_t batch_rows = 1;  // of a step, at most
   uint32_t max_sequence_rows = 1;
   uint32_t pool_blocks = 1;  // blocks of options.block_rows rows
   bool stores = true;        // whether it needs a staging area
@@ -64,8 +65,8 @@ class EngineSession {
   //
   // Sets source, top_k and groups, and makes room for the entries of request->rows().
   void BeginStep(v1::StepRequest* request);
-  // Writes the newest row of every layer: into the hot buffers, or, where those are not mapped, into `row`.
-  void WriteNewest(const OpenSequence& sequence, uint32_t position, v1::StepRow* row);
+  // Writes the newest row of every layer: into the hot buffers, or, where those are not mapped, into `message`.
+  void WriteNewest(const BatchRow& row, v1::StepRow* message);
   // Where the top_k positions of one batch row are written, and kept until after CheckStep.
   absl::Span<int32_t> Entries(v1::StepRequest* request, uint32_t group, size_t row);
   // On a plane the outcomes in the response are derived: what is neither the newest row, missed nor without a hot row
@@ -104,7 +105,7 @@ class EngineSession {
   absl::Status CheckInline(const BatchRow& row, size_t batch_row, uint32_t group, absl::Span<const int32_t> positions,
                            absl::Span<const int32_t> hot_rows);
   absl::Status CheckThroughRead(const BatchRow& row, size_t batch_row, uint32_t group);
-  void CountWrong(const OpenSequence& sequence, size_t batch_row, size_t entry, uint32_t layer, int32_t position,
+  void CountWrong(const BatchRow& row, size_t batch_row, size_t entry, uint32_t layer, int32_t position,
                   int32_t hot_row, absl::Span<const std::byte> bytes);
 
   const Options& options_;

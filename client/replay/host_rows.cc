@@ -36,7 +36,7 @@ absl::StatusOr<std::unique_ptr<RowDevice>> HostRows::Make(const RowDeviceSpec& s
     rows->indices_.push_back(*indices);
     rows->hot_rows_.push_back(*hot_rows);
   }
-  if (spec.by_pool_row) rows->positions_.resize(size_t{spec.groups()} * spec.state_rows * spec.top_k);
+  if (spec.by_pool_row) rows->positions_.resize(size_t{spec.groups()} * spec.batch_rows * spec.top_k);
   auto staging = rows->arena_->Staging();
   if (!staging.ok()) return staging.status();
   rows->staging_ = *staging;
@@ -52,9 +52,9 @@ absl::Status HostRows::FillStaging(const OpenSequence& sequence, uint32_t first,
   return absl::OkStatus();
 }
 
-void HostRows::WriteNewest(const OpenSequence& sequence, uint32_t position) {
-  const TokenIdentity token = sequence.request->Token(position);
-  const size_t hot_row = arena_->RegionBegin(sequence.state_row) + arena_->newest_row();
+void HostRows::WriteNewest(const BatchRow& row) {
+  const TokenIdentity token = row.sequence->request->Token(row.length - 1);
+  const size_t hot_row = arena_->RegionBegin(row.sequence->state_row) + arena_->newest_row() + row.newest_index;
   const int parts = spec_.shape.parts();
   for (uint32_t layer = 0; layer < spec_.layers(); ++layer) {
     const uint64_t key = RowOracle::Key(layer, token);
@@ -72,9 +72,11 @@ bool HostRows::RowIsRight(uint32_t layer, uint64_t key, uint32_t hot_row) const 
 }
 
 void HostRows::CheckRow(const BatchRow& row, size_t batch_row, uint32_t group, RowCheck* check) {
-  const OpenSequence& sequence = *row.sequence;
-  const HotRegion region{static_cast<int64_t>(arena_->RegionBegin(sequence.state_row)), spec_.hot_rows,
-                         static_cast<uint32_t>(arena_->newest_row())};
+  HotRegion region;
+  if (row.sequence != nullptr) {
+    region = {static_cast<int64_t>(arena_->RegionBegin(row.sequence->state_row)), spec_.hot_rows,
+              static_cast<uint32_t>(arena_->newest_row())};
+  }
   const uint32_t first_layer = spec_.group_begin[group], end_layer = spec_.group_begin[group + 1];
   const absl::Span<const int32_t> positions = Entries(group, batch_row);
   const absl::Span<const int32_t> hot_rows = HotRows(group, batch_row);
@@ -88,18 +90,18 @@ void HostRows::CheckRow(const BatchRow& row, size_t batch_row, uint32_t group, R
       bytes.insert(bytes.end(), found.begin(), found.end());
     }
     check->first_wrong =
-        DescribeWrongRow(oracle_, sequence, batch_row, entry, layer, positions[entry], hot_rows[entry], bytes);
+        DescribeWrongRow(oracle_, row, batch_row, entry, layer, positions[entry], hot_rows[entry], bytes);
   };
   for (size_t i = 0; i < positions.size(); ++i) {
     const int32_t position = positions[i], hot_row = hot_rows[i];
     // An answer that cannot be right is as bad as wrong bytes: a row for no entry, none for an entry, or one of others.
-    if (!region.CanAnswer(position, row.length, hot_row)) {
+    if (!region.CanAnswer(position, row.length, row.newest_index, hot_row)) {
       wrong(i, first_layer, false);
       continue;
     }
-    if (position < 0) continue;
+    if (hot_row < 0) continue;
     check->on_host += end_layer - first_layer;
-    const TokenIdentity token = sequence.request->Token(static_cast<uint32_t>(position));
+    const TokenIdentity token = row.sequence->request->Token(static_cast<uint32_t>(position));
     for (uint32_t layer = first_layer; layer < end_layer; ++layer) {
       if (!RowIsRight(layer, RowOracle::Key(layer, token), static_cast<uint32_t>(hot_row))) [[unlikely]] {
         wrong(i, layer, true);

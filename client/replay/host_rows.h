@@ -21,10 +21,10 @@ class HostRows final : public RowDevice {
   absl::Status FillStaging(const OpenSequence& sequence, uint32_t first, uint32_t count,
                            uint64_t offset_bytes) override;
   absl::Status AwaitStaging() override { return absl::OkStatus(); }
-  void WriteNewest(const OpenSequence& sequence, uint32_t position) override;
+  void WriteNewest(const BatchRow& row) override;
   absl::Span<int32_t> Entries(uint32_t group, size_t row) override {
     if (!spec_.by_pool_row) return Names(group, row);
-    return absl::MakeSpan(positions_).subspan((group * size_t{spec_.state_rows} + row) * spec_.top_k, spec_.top_k);
+    return absl::MakeSpan(positions_).subspan((group * size_t{spec_.batch_rows} + row) * spec_.top_k, spec_.top_k);
   }
   absl::Span<int32_t> Names(uint32_t group, size_t row) override { return indices_[group][row].first(spec_.top_k); }
   absl::Status Publish(size_t) override { return absl::OkStatus(); }

@@ -58,6 +58,9 @@ constexpr uint32_t kMaxRowBytes = 65536;
 constexpr uint32_t kDsv4RowBytes = 584, kDsv4ValueBytes = 576, kDsv4ScaleBytes = 8;
 constexpr uint32_t kDefaultRowBytes = 656;
 constexpr uint32_t kPrefixOnlyRowBytes = 4;
+constexpr uint32_t kMaxHotRows = 32768;
+constexpr uint32_t kMaxBatchRows = 4096;  // of a step
+constexpr uint32_t kMaxQueryRows = 16;    // of a sequence; also the least --block-rows, the room for newest rows
 
 const std::vector<OptionGroup>& Table() {
   static const std::vector<OptionGroup> table = {
@@ -91,6 +94,12 @@ const std::vector<OptionGroup>& Table() {
       {"Engines",
        {
            {"concurrency", Number{&Options::concurrency, 1, 4096}, "Sequences that an engine decodes at a time."},
+           {"query-rows", Number{&Options::query_rows, 1, kMaxQueryRows},
+            "Tokens of a sequence in a step (speculative decoding): their entries are resolved together, and from one "
+            "to all of them, at random, are accepted. --query-rows times --top-k is at most --hot-rows."},
+           {"padding-rows", Number{&Options::padding_rows, 0, kMaxBatchRows},
+            "Rows without a sequence in the batch of every step, at random places between the others. With those of "
+            "all sequences at most 4096."},
            {"engines", Number{&Options::engines, 1, 64},
             "Engine processes. Requests are dealt to them in turn; all share one pool."},
            {"ranks", Number{&Options::ranks, 1, 16},
@@ -116,8 +125,8 @@ const std::vector<OptionGroup>& Table() {
            {"v-row-bytes", Number{&Options::v_row_bytes, 0, kMaxRowBytes},
             "split_kv: bytes of the V part; a multiple of 4. 0: as --row-bytes."},
            {"top-k", Number{&Options::top_k, 1, 8192}, "Entries of a sequence, step and group."},
-           {"hot-rows", Number{&Options::hot_rows, 0, 32768},
-            "Rows of a hot buffer, at least --top-k. 0: twice --top-k."},
+           {"hot-rows", Number{&Options::hot_rows, 0, kMaxHotRows},
+            "Rows of a hot buffer, at least --query-rows times --top-k. 0: twice that."},
            {"index-space", Choice{&Options::index_space, {"position", "pool_row"}},
             "What entries name: positions of the sequence, or rows of the pool by its block table."},
            {"workload-model", Choice{&Options::workload_model, {"realistic", "drift", "fresh", "resident"}},
@@ -295,6 +304,31 @@ absl::Status CheckPlane(const Options& o) {
   return absl::OkStatus();
 }
 
+// Fills in hot_rows, and checks what a step is made of.
+absl::Status CompleteBatch(Options& o) {
+  if (o.action != Options::Action::kReplay && (o.query_rows != 1 || o.padding_rows != 0)) {
+    return Conflict(absl::StrCat("--query-rows is ", o.query_rows, ", --padding-rows is ", o.padding_rows,
+                                 "; they are for requests that are decoded, and must be 1 and 0"));
+  }
+  if (o.action == Options::Action::kReplay && o.batch_rows() > kMaxBatchRows) {
+    return BadValue("padding-rows", absl::StrCat(o.padding_rows),
+                    absl::StrCat("at most ", kMaxBatchRows, " together with --concurrency times --query-rows, ",
+                                 o.concurrency * o.query_rows));
+  }
+  if (o.query_rows != 1 && o.by_pool_row()) {
+    // Every row's newest token answers with the first of the newest rows there (kernels/README.md).
+    return BadValue("query-rows", absl::StrCat(o.query_rows), "1 with --index-space pool_row");
+  }
+  const uint32_t least = o.query_rows * o.top_k;
+  if (o.hot_rows == 0) o.hot_rows = std::min(2 * least, kMaxHotRows);
+  if (o.hot_rows < least) {
+    return BadValue("hot-rows", absl::StrCat(o.hot_rows),
+                    o.query_rows == 1 ? absl::StrCat("at least --top-k, ", o.top_k)
+                                      : absl::StrCat("at least --query-rows times --top-k, ", least));
+  }
+  return absl::OkStatus();
+}
+
 // Fills in the defaults that depend on other options, and checks what must hold between them.
 absl::Status Complete(Options& o) {
   if (absl::Status status = ChooseAction(o); !status.ok()) return status;
@@ -304,10 +338,7 @@ absl::Status Complete(Options& o) {
   if (o.groups > o.layers) {
     return BadValue("groups", absl::StrCat(o.groups), absl::StrCat("at most --layers, ", o.layers));
   }
-  if (o.hot_rows == 0) o.hot_rows = 2 * o.top_k;
-  if (o.hot_rows < o.top_k) {
-    return BadValue("hot-rows", absl::StrCat(o.hot_rows), absl::StrCat("at least --top-k, ", o.top_k));
-  }
+  if (absl::Status status = CompleteBatch(o); !status.ok()) return status;
   if (o.context == 0) o.context = 32 * o.top_k;
   if (o.context <= o.top_k) {
     return BadValue("context", absl::StrCat(o.context), absl::StrCat("above --top-k, ", o.top_k));

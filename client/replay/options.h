@@ -42,6 +42,8 @@ struct Options {
   uint64_t seed = 1;
   // Engines.
   uint32_t concurrency = 32;
+  uint32_t query_rows = 1;
+  uint32_t padding_rows = 0;
   uint32_t engines = 1;
   uint32_t ranks = 1;
   // Model.
@@ -76,6 +78,7 @@ struct Options {
 
   // What follows from the above.
   RowShape row_shape() const;
+  uint32_t batch_rows() const { return concurrency * query_rows + padding_rows; }  // of a step, at most
   bool by_pool_row() const { return index_space == "pool_row"; }
   ModelKind model() const;
   ScoreNoise noise() const {

@@ -158,7 +158,8 @@ std::vector<std::string> DaemonFlags(const ReplayPlan& plan) {
                                                                          : plan.requests.size();
   const uint64_t region_rows = (o.hot_rows + o.block_rows - 1) / o.block_rows * o.block_rows + o.block_rows;
   const uint64_t rows = state_rows * region_rows * o.layers * o.row_shape().bytes();
-  const uint64_t mailbox = state_rows * o.groups * o.top_k * 2 * sizeof(int32_t);
+  const uint64_t batch_rows = o.action == Options::Action::kReplay ? o.batch_rows() : state_rows;
+  const uint64_t mailbox = batch_rows * o.groups * o.top_k * 2 * sizeof(int32_t);
   // A tenth for padding and the state that goes with the rows.
   const uint64_t sessions = uint64_t{o.engines} * o.ranks;
   const uint64_t bytes = sessions * ((rows + mailbox) / 10 * 11 + 2 * kGpuStagingPieceBytes);

@@ -8,8 +8,13 @@
 
 namespace stoker::replay {
 
-std::string DescribeWrongRow(const RowOracle& oracle, const OpenSequence& sequence, size_t batch_row, size_t entry,
+std::string DescribeWrongRow(const RowOracle& oracle, const BatchRow& row, size_t batch_row, size_t entry,
                              uint32_t layer, int32_t position, int32_t hot_row, absl::Span<const std::byte> bytes) {
+  if (row.sequence == nullptr) {
+    return absl::StrFormat("layer %d: hot row %d, the answer to entry %d of batch row %d, which is padding, must be -1",
+                           layer, hot_row, entry, batch_row);
+  }
+  const OpenSequence& sequence = *row.sequence;
   std::string text = absl::StrFormat(
       "request %d, position %d, layer %d: hot row %d of state row %d, the answer to entry %d of batch row %d",
       sequence.request->number, position, layer, hot_row, sequence.state_row, entry, batch_row);

@@ -29,10 +29,11 @@ struct OpenSequence {
   bool writer = true;
 };
 
-// One row of a step's batch.
+// One row of a step's batch. Rows of one sequence are side by side, each one token longer than the one before.
 struct BatchRow {
-  const OpenSequence* sequence = nullptr;
+  const OpenSequence* sequence = nullptr;  // null: padding, with length 0
   uint32_t length = 0;
+  uint32_t newest_index = 0;  // rows of the sequence before this one
 };
 
 // What a RowDevice must know of its session.
@@ -41,7 +42,8 @@ struct RowDeviceSpec {
   std::vector<uint32_t> group_begin;  // first layer of each index group, and the number of layers
   uint32_t top_k = 1;
   uint32_t hot_rows = 1;
-  uint32_t state_rows = 1;  // also the most batch rows of a step
+  uint32_t state_rows = 1;
+  uint32_t batch_rows = 1;  // the most of a step
   uint32_t max_sequence_rows = 1;
   bool by_pool_row = false;  // the mailbox takes names that are not the positions
   uint64_t seed = 0;         // of samples
@@ -74,8 +76,8 @@ class RowDevice {
   // Waits until what FillStaging began is there.
   virtual absl::Status AwaitStaging() = 0;
 
-  // Has the next Publish write the row of `position` where the sequence's newest rows lie, in every layer.
-  virtual void WriteNewest(const OpenSequence& sequence, uint32_t position) = 0;
+  // Has the next Publish write the row's newest token, in every layer, where its sequence's newest rows lie.
+  virtual void WriteNewest(const BatchRow& row) = 0;
   // Host memory for the top_k positions of one batch row: written before Publish, kept until after Check.
   virtual absl::Span<int32_t> Entries(uint32_t group, size_t row) = 0;
   // by_pool_row: host memory for what the mailbox gets in their place.
@@ -89,7 +91,7 @@ class RowDevice {
 };
 
 // Says which row is wrong: `bytes` are those found, empty where the answer itself cannot be right.
-std::string DescribeWrongRow(const RowOracle& oracle, const OpenSequence& sequence, size_t batch_row, size_t entry,
+std::string DescribeWrongRow(const RowOracle& oracle, const BatchRow& row, size_t batch_row, size_t entry,
                              uint32_t layer, int32_t position, int32_t hot_row, absl::Span<const std::byte> bytes);
 
 }  // namespace stoker::replay

@@ -76,13 +76,17 @@ STOKER_HOST_DEVICE constexpr uint32_t RowHalfWord(uint64_t stream, uint32_t i) {
   return static_cast<uint32_t>(RowWord(stream, i / 2) >> (i % 2 * 32));
 }
 
-// A sequence's part of the hot cache, and what a step may answer with: an entry below 0 gets -1, the newest row the
-// region's newest row, any other one a row of the sequence's own hot buffer.
+// A sequence's part of the hot cache, and what a step may answer with: an entry that is no position below the length,
+// and every one of a padding row, gets -1, a newest row of the step its place behind the region's newest row, any other
+// one a row of the sequence's own hot buffer.
 struct HotRegion {
-  STOKER_HOST_DEVICE constexpr bool CanAnswer(int32_t position, uint32_t length, int32_t hot_row) const {
-    if (position < 0) return hot_row == -1;
+  // Of a batch row with so many rows of its sequence before it in the step (speculative decoding). Length 0 is padding.
+  STOKER_HOST_DEVICE constexpr bool CanAnswer(int32_t position, uint32_t length, uint32_t newest_index,
+                                              int32_t hot_row) const {
+    if (position < 0 || position >= static_cast<int64_t>(length)) return hot_row == -1;
     const int64_t slot = hot_row - begin;
-    if (position == static_cast<int64_t>(length) - 1) return slot == newest_row;
+    const int64_t newest = position - (static_cast<int64_t>(length) - 1 - newest_index);
+    if (newest >= 0) return slot == newest_row + newest;
     return slot >= 0 && slot < hot_rows;
   }
 

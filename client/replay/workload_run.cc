@@ -146,6 +146,7 @@ absl::Status DriveWorkload(const ReplayPlan& plan, const Workload& workload, Ran
   needs.address = plan.address;
   needs.name = absl::StrCat(plan.run_id, ".workload");
   needs.state_rows = workload.rows;
+  needs.batch_rows = workload.rows;
   needs.max_sequence_rows = workload.context;
   needs.pool_blocks = plan.pool_blocks;
   auto session = EngineSession::Open(plan.options, needs, report);

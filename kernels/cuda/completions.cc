@@ -28,10 +28,10 @@ Completions::~Completions() {
   thread_.join();
 }
 
-void Completions::Add(EventHandle event, absl::AnyInvocable<void(absl::Status) &&> done) {
+void Completions::Add(cudaStream_t stream, EventHandle event, absl::AnyInvocable<void(absl::Status) &&> done) {
   {
     const std::lock_guard lock(mutex_);
-    incoming_.push_back({std::move(event), std::move(done), absl::OkStatus()});
+    incoming_.push_back({stream, std::move(event), std::move(done), absl::OkStatus()});
   }
   added_.notify_one();
 }
@@ -39,7 +39,7 @@ void Completions::Add(EventHandle event, absl::AnyInvocable<void(absl::Status) &
 void Completions::Fail(absl::Status error, absl::AnyInvocable<void(absl::Status) &&> done) {
   {
     const std::lock_guard lock(mutex_);
-    incoming_.push_back({EventHandle(), std::move(done), std::move(error)});
+    incoming_.push_back({nullptr, EventHandle(), std::move(done), std::move(error)});
   }
   added_.notify_one();
 }
@@ -47,7 +47,9 @@ void Completions::Fail(absl::Status error, absl::AnyInvocable<void(absl::Status)
 void Completions::Run() {
   const CurrentDevice current(device_);
   std::deque<Waiting> waiting;  // of several streams: in the order of Add, which for one stream is its own
-  std::vector<Waiting> happened;
+  // Those whose oldest event has not happened in this round: each query is a call into the driver, and an armed session
+  // that is idle has two that do not happen.
+  std::vector<cudaStream_t> busy;
   int idle_rounds = 0;
   std::chrono::microseconds pause = kShortPause;
   for (;;) {
@@ -59,11 +61,17 @@ void Completions::Run() {
       std::move(incoming_.begin(), incoming_.end(), std::back_inserter(waiting));
       incoming_.clear();
     }
+    busy.clear();
     for (auto it = waiting.begin(); it != waiting.end();) {
       absl::Status status = std::move(it->error);
       if (it->event.get() != nullptr) {
+        if (std::find(busy.begin(), busy.end(), it->stream) != busy.end()) {
+          ++it;
+          continue;
+        }
         const cudaError_t state = cudaEventQuery(it->event.get());
         if (state == cudaErrorNotReady) {
+          busy.push_back(it->stream);
           ++it;
           continue;
         }

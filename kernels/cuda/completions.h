@@ -1,8 +1,8 @@
 // Tells when work of streams is done: one thread for all streams of a device, none for each call.
 //
-// The thread asks for the oldest events by cudaEventQuery, at first without pause, then with growing pauses: an event
-// that a kernel ends is seen within some 10 us, and an idle device costs nothing. (A host function enqueued on the
-// stream would not be called after a sticky error; an event's query returns the error.)
+// The thread asks for the oldest event of each stream by cudaEventQuery, at first without pause, then with growing
+// pauses: an event that a kernel ends is seen within some 10 us, and an idle device costs nothing. (A host function
+// enqueued on the stream would not be called after a sticky error; an event's query returns the error.)
 //
 // Thread safety: any thread may call Add.
 #pragma once
@@ -30,13 +30,15 @@ class Completions {
   Completions(const Completions&) = delete;
   Completions& operator=(const Completions&) = delete;
 
-  // Calls `done` on this object's thread when `event`, which was recorded already, has happened, with its error.
-  void Add(EventHandle event, absl::AnyInvocable<void(absl::Status) &&> done);
+  // Calls `done` on this object's thread when `event`, which was recorded on `stream` already, has happened, with its
+  // error. Events of one stream come in the order in which they were recorded.
+  void Add(cudaStream_t stream, EventHandle event, absl::AnyInvocable<void(absl::Status) &&> done);
   // Calls `done` on this object's thread, soon, with an error.
   void Fail(absl::Status error, absl::AnyInvocable<void(absl::Status) &&> done);
 
  private:
   struct Waiting {
+    cudaStream_t stream = nullptr;
     EventHandle event;
     absl::AnyInvocable<void(absl::Status) &&> done;
     absl::Status error;  // if there is no event

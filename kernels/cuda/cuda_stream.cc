@@ -140,7 +140,7 @@ void CudaStream::Notify(absl::AnyInvocable<void(absl::Status) &&> done) {
     shared_.completions->Fail(std::move(status), std::move(finish));
     return;
   }
-  shared_.completions->Add(*std::move(event), std::move(finish));
+  shared_.completions->Add(stream_.get(), *std::move(event), std::move(finish));
 }
 
 std::shared_ptr<Event> CudaStream::Record() {

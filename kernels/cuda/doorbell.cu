@@ -12,8 +12,24 @@ namespace {
 
 // Between two looks at a word: leaves the memory system to others, and costs a step less than half of this each wait.
 constexpr unsigned kPauseNs = 64;
+// A wait that begins a step lasts as long as its engine is idle, and several of them look at memory beside the steps of
+// others. Its pause grows with the time waited, so that it delays a step by less than 1 % of the time since the one
+// before, and in the 8 us that follow a step not at all; after 1.28 ms it is at its longest, and the look at the abort
+// word, behind the link, the rarer of the two still.
+constexpr unsigned kLongestPauseNs = 10'000;
+constexpr uint64_t kPausesOfAWait = 128;
 // Between two looks at the abort word, which is behind the link: a trip of 1 to 2 us.
 constexpr uint64_t kAbortPauseNs = 20'000;
+
+__host__ __device__ constexpr unsigned BeginPauseNs(uint64_t waited_ns) {
+  const uint64_t pause_ns = waited_ns / kPausesOfAWait;
+  if (pause_ns < kPauseNs) return kPauseNs;
+  return pause_ns < kLongestPauseNs ? static_cast<unsigned>(pause_ns) : kLongestPauseNs;
+}
+static_assert(BeginPauseNs(0) == kPauseNs && BeginPauseNs(8'000) == kPauseNs && BeginPauseNs(128'000) == 1'000 &&
+              BeginPauseNs(~uint64_t{0}) == kLongestPauseNs);
+// The contract: *abort is looked at at least every millisecond.
+static_assert(kLongestPauseNs + kAbortPauseNs < 1'000'000);
 
 __device__ void End(PlaneState* state, PlaneOutcome outcome) { Store(&state->outcome, static_cast<uint32_t>(outcome)); }
 
@@ -45,7 +61,7 @@ __global__ void AwaitDoorbellKernel(const __grid_constant__ AwaitDoorbellArgs ar
         return;
       }
     }
-    __nanosleep(kPauseNs);
+    __nanosleep(args.begins_step ? BeginPauseNs(now_ns - begin_ns) : kPauseNs);
   }
 }
 

@@ -68,6 +68,7 @@ class DirectEngine {
     spec.top_k = kTopK;
     spec.hot_rows = kHotRows;
     spec.state_rows = kStateRows;
+    spec.batch_rows = kStateRows;
     spec.max_sequence_rows = kMaxRows;
     spec.seed = 1;
     auto rows = replay::MakeGpuRows(spec, session().arena());
@@ -131,7 +132,7 @@ class DirectEngine {
     std::vector<uint64_t> ids;
     std::vector<int32_t> state_rows, lengths;
     for (size_t row = 0; row < batch.size(); ++row) {
-      rows_->WriteNewest(*batch[row].sequence, batch[row].length - 1);
+      rows_->WriteNewest(batch[row]);
       ids.push_back(batch[row].sequence->id);
       state_rows.push_back(static_cast<int32_t>(batch[row].sequence->state_row));
       lengths.push_back(static_cast<int32_t>(batch[row].length));

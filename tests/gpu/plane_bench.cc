@@ -15,14 +15,16 @@
 // kernel of a layer that needs the answer.
 //
 // Times of "same", "direct" and "server" are the GPU's, from the end of a step to the end of the next; those of "rpc"
-// the host's. misses_per_step is counted, over all groups and rows. Rows are not compared here:
-// plane_process_gpu_test, direct_plane_gpu_test and stoker-replay do that. One JSON object a line.
+// the host's. With --idle_sessions others are armed beside all planes but "same". misses_per_step is counted, over all
+// groups and rows. Rows are not compared here: plane_process_gpu_test, direct_plane_gpu_test and stoker-replay do that.
+// One JSON object a line.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -64,6 +66,7 @@ ABSL_FLAG(int32_t, top_k, 2048, "entries of a row, where there is no workload fi
 ABSL_FLAG(int32_t, hot_rows, 4096, "likewise");
 ABSL_FLAG(int32_t, row_bytes, 656, "likewise");
 ABSL_FLAG(int32_t, context, 8192, "likewise: rows of a sequence before the first step");
+ABSL_FLAG(int32_t, idle_sessions, 0, "other sessions that are armed meanwhile and never ring, 0 to 15; they need MPS");
 ABSL_FLAG(std::string, commit, "", "of the source, for the result lines");
 
 namespace stoker::bench {
@@ -144,8 +147,11 @@ Shape MakeShape(const std::string& entries) {
     }
   }
   if (shape.layers < 1 || shape.layers > 1024 || shape.group_layers < 1 || shape.group_layers > shape.layers ||
-      shape.batch < 1 || shape.batch > 4096 || shape.steps < 2 || shape.warmup < 1) {
-    Require(absl::InvalidArgumentError("--layers, --group, --batch, --steps or --warmup is out of its range"), "flags");
+      shape.batch < 1 || shape.batch > 4096 || shape.steps < 2 || shape.warmup < 1 ||
+      absl::GetFlag(FLAGS_idle_sessions) < 0 || absl::GetFlag(FLAGS_idle_sessions) > 15) {
+    Require(absl::InvalidArgumentError(
+                "--layers, --group, --batch, --steps, --warmup or --idle_sessions is out of its range"),
+            "flags");
   }
   return shape;
 }
@@ -279,10 +285,11 @@ void Report(const Shape& shape, const char* plane, const std::string& waits, con
       "{\"bench\": \"plane\", \"plane\": \"%s\", \"waits\": \"%s\", \"entries\": \"%s\", \"batch\": %d, "
       "\"layers\": %d, \"group_layers\": %d, \"top_k\": %d, \"hot_rows\": %d, \"row_bytes\": %d, \"context\": %d, "
       "\"steps\": %d, \"misses_per_step\": %.1f, \"us_per_layer\": %.3f, \"us_per_step\": %.2f, \"p50\": %.2f, "
-      "\"p99\": %.2f, \"mps\": %s, \"device\": \"%s\", \"commit\": \"%s\"}\n",
+      "\"p99\": %.2f, \"idle_sessions\": %d, \"mps\": %s, \"device\": \"%s\", \"commit\": \"%s\"}\n",
       plane, waits.c_str(), shape.name.c_str(), shape.batch, shape.layers, shape.group_layers, shape.top_k,
       shape.hot_rows, shape.row_bytes, shape.context, shape.steps, static_cast<double>(misses) / counted_steps,
-      mean_us / shape.layers, mean_us, samples.p50(), samples.p99(), mps ? "true" : "false", properties.name,
+      mean_us / shape.layers, mean_us, samples.p50(), samples.p99(),
+      std::strcmp(plane, "same") == 0 ? 0 : absl::GetFlag(FLAGS_idle_sessions), mps ? "true" : "false", properties.name,
       absl::GetFlag(FLAGS_commit).c_str());
   std::fflush(stdout);
 }
@@ -480,30 +487,61 @@ class LocalPlane {
   std::unique_ptr<kernels::Stream> stream_;  // last: its destructor waits for work that uses the rest
 };
 
+uint64_t BytesOfARow(const Shape& shape) {
+  return static_cast<uint64_t>(shape.layers) * static_cast<uint64_t>(shape.row_bytes);
+}
+
+// A session of the shape, with room for so many sequences. `plane` as AttachRequest.plane.
+v1::AttachRequest AttachTo(const Shape& shape, const std::string& pool, const std::string& name, v1::Plane plane,
+                           int32_t state_rows) {
+  v1::AttachRequest attach;
+  attach.set_pool(pool);
+  attach.set_plane(plane);
+  attach.set_name(name);
+  attach.set_state_rows(static_cast<uint32_t>(state_rows));
+  attach.set_hot_rows(static_cast<uint32_t>(shape.hot_rows));
+  attach.set_max_top_k(static_cast<uint32_t>(shape.top_k));
+  attach.set_max_batch_rows(static_cast<uint32_t>(state_rows));
+  attach.set_max_sequence_rows(static_cast<uint32_t>(shape.max_sequence_rows()));
+  attach.set_index_space(v1::INDEX_SPACE_POSITION);
+  for (int32_t g = 0; g < shape.groups(); ++g) {
+    v1::IndexGroup* group = attach.add_groups();
+    for (int32_t l = shape.GroupBegin(g); l < shape.GroupBegin(g + 1); ++l) {
+      group->add_layers(static_cast<uint32_t>(l));
+    }
+  }
+  return attach;
+}
+
+// Sessions that are armed, and whose doorbells nobody rings.
+class IdleSessions {
+ public:
+  IdleSessions(const Shape& shape, const client::Client& client, const std::string& pool) {
+    client::SessionOptions options;
+    options.reattach_timeout = absl::ZeroDuration();
+    options.arena_mapping = client::ArenaMapping::kDevice;
+    for (int32_t i = 0; i < absl::GetFlag(FLAGS_idle_sessions); ++i) {
+      const v1::AttachRequest attach =
+          AttachTo(shape, pool, absl::StrCat("plane-bench-idle-", i), v1::PLANE_UNSPECIFIED, 1);
+      sessions_.push_back(Get(client.Attach(attach, options), "Attach, idle"));
+      planes_.push_back(Get(client::DevicePlane::Arm(*sessions_.back(), attach.max_top_k()), "Arm, idle"));
+    }
+  }
+
+ private:
+  std::vector<std::unique_ptr<client::Session>> sessions_;
+  std::vector<std::unique_ptr<client::DevicePlane>> planes_;
+};
+
 // A session with a daemon, whose sequences are stored.
 class RemoteSession {
  public:
   // `plane` as AttachRequest.plane: PLANE_DIRECT, or none for the others.
   RemoteSession(const Shape& shape, const client::Client& client, const std::string& pool, v1::Plane plane)
       : shape_(shape) {
-    v1::AttachRequest attach;
-    attach.set_pool(pool);
-    attach.set_plane(plane);
-    attach.set_name("plane-bench");
-    attach.set_state_rows(static_cast<uint32_t>(shape.batch));
-    attach.set_hot_rows(static_cast<uint32_t>(shape.hot_rows));
-    attach.set_max_top_k(static_cast<uint32_t>(shape.top_k));
-    attach.set_max_batch_rows(static_cast<uint32_t>(shape.batch));
-    attach.set_max_sequence_rows(static_cast<uint32_t>(shape.max_sequence_rows()));
-    attach.set_index_space(v1::INDEX_SPACE_POSITION);
-    const uint64_t row_bytes = static_cast<uint64_t>(shape.layers) * static_cast<uint64_t>(shape.row_bytes);
+    v1::AttachRequest attach = AttachTo(shape, pool, "plane-bench", plane, shape.batch);
+    const uint64_t row_bytes = BytesOfARow(shape);
     attach.set_staging_bytes((std::max(kStagingBytes, row_bytes) + 63) / 64 * 64);
-    for (int32_t g = 0; g < shape.groups(); ++g) {
-      v1::IndexGroup* group = attach.add_groups();
-      for (int32_t l = shape.GroupBegin(g); l < shape.GroupBegin(g + 1); ++l) {
-        group->add_layers(static_cast<uint32_t>(l));
-      }
-    }
     client::SessionOptions options;
     options.reattach_timeout = absl::ZeroDuration();
     options.arena_mapping = client::ArenaMapping::kDevice;
@@ -719,6 +757,7 @@ void RunRemote(const Shape& shape, const client::Client& client, const std::stri
   client::CallOptions call;
   call.timeout = kPoolTimeout;
   Require(client.CreatePool(create, call).status(), "CreatePool");
+  const IdleSessions idle(shape, client, create.spec().name());
   RemoteSession session(shape, client, create.spec().name(),
                         plane == "direct" ? v1::PLANE_DIRECT : v1::PLANE_UNSPECIFIED);
   if (plane == "server") {

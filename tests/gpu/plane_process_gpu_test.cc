@@ -21,17 +21,15 @@
 #include "absl/time/clock.h"
 #include "client/device_plane.h"
 #include "client/replay/cuda/gpu_plane.h"
-#include "client/replay/cuda/gpu_rows.h"
 #include "client/replay/cuda/row_kernels.h"
-#include "client/status.h"
 #include "kernels/cuda/handles.h"
+#include "tests/gpu/gpu_engine.h"
 #include "tests/system/daemon_fixture.h"
 
 namespace stoker::system_test {
 namespace {
 
 using client::DevicePlane;
-using client::PlaneRow;
 using kernels::cuda::DeviceMemory;
 using kernels::cuda::GraphExecHandle;
 using kernels::cuda::GraphHandle;
@@ -39,15 +37,6 @@ using kernels::cuda::StreamHandle;
 using replay::OpenSequence;
 using replay::Request;
 using ::testing::HasSubstr;
-
-constexpr uint32_t kLayers = 4;
-constexpr uint32_t kGroups = 2;
-constexpr uint32_t kRowBytes = 656;
-constexpr uint32_t kTopK = 64;
-constexpr uint32_t kHotRows = 128;
-constexpr uint32_t kStateRows = 4;
-constexpr uint32_t kMaxRows = 2400;
-constexpr uint32_t kPrompt = 1000;
 
 // Before the daemon is started, which reads the first, and before anything uses CUDA.
 const bool process_is_set_up = [] {
@@ -59,155 +48,6 @@ const bool process_is_set_up = [] {
 std::string ReplayPath() {
   const char* other = std::getenv("STOKER_TEST_REPLAY");
   return other == nullptr ? STOKER_REPLAY_PATH : other;
-}
-
-// An engine with sequences of its own, none of which is shared.
-class GpuEngine {
- public:
-  GpuEngine(const client::Client& client, const v1::PoolSpec& pool, const std::string& name)
-      : rank_(client, pool, Attach(pool, name), Options()) {
-    replay::RowDeviceSpec spec;
-    spec.shape.part_bytes[0] = kRowBytes;
-    spec.group_begin = {0, 2, kLayers};
-    spec.top_k = kTopK;
-    spec.hot_rows = kHotRows;
-    spec.state_rows = kStateRows;
-    spec.max_sequence_rows = kMaxRows;
-    spec.seed = 1;
-    auto rows = replay::MakeGpuRows(spec, session().arena());
-    EXPECT_TRUE(rows.ok()) << rows.status();
-    if (rows.ok()) rows_ = *std::move(rows);
-  }
-
-  client::Session& session() { return rank_.session(); }
-  replay::RowDevice& rows() { return *rows_; }
-
-  // Opens a sequence and stores its prompt. `request` must outlive it.
-  OpenSequence Open(const Request& request) {
-    v1::AdmitRequest admit;
-    v1::AdmitItem* item = admit.add_items();
-    item->set_prompt_rows(request.input_rows);
-    item->set_max_rows(kMaxRows);
-    v1::AdmitResponse admitted;
-    absl::Status status = session().Admit(admit, &admitted);
-    EXPECT_TRUE(status.ok()) << status;
-    if (!status.ok()) return {};
-    EXPECT_EQ(admitted.sequences(0).status().code(), 0) << admitted.sequences(0).status().message();
-    const OpenSequence sequence{&request, admitted.sequences(0).sequence_id(), admitted.sequences(0).state_row(), 0,
-                                true};
-    status = rows_->Open(sequence);
-    status.Update(rows_->FillStaging(sequence, 0, request.input_rows, 0));
-    status.Update(rows_->AwaitStaging());
-    EXPECT_TRUE(status.ok()) << status;
-    v1::StoreRequest store;
-    v1::StoreItem* stored = store.add_items();
-    stored->mutable_range()->set_sequence_id(sequence.id);
-    stored->mutable_range()->set_row_count(request.input_rows);
-    stored->set_source(v1::DATA_SOURCE_SHARED);
-    v1::StoreResponse response;
-    status = session().Store(store, &response);
-    status.Update(client::FirstError(response.statuses()));
-    EXPECT_TRUE(status.ok()) << status;
-    return sequence;
-  }
-  void Close(const OpenSequence& sequence) {
-    v1::ReleaseRequest request;
-    request.add_sequence_ids(sequence.id);
-    v1::ReleaseResponse response;
-    absl::Status status = session().Release(request, &response);
-    status.Update(client::FirstError(response.statuses()));
-    EXPECT_TRUE(status.ok()) << status;
-  }
-
-  // Writes newest rows and entries for a step of these rows.
-  void Publish(absl::Span<const replay::BatchRow> batch, std::mt19937_64& random) {
-    for (size_t row = 0; row < batch.size(); ++row) {
-      rows_->WriteNewest(*batch[row].sequence, batch[row].length - 1);
-      for (uint32_t group = 0; group < kGroups; ++group) {
-        for (int32_t& entry : rows_->Entries(group, row)) {
-          // Half of them near the end, as decoders have it, the newest among them; now and then none.
-          const uint64_t reach = random() % 2 == 0 ? 64 : batch[row].length;
-          entry = random() % 97 == 0 ? -1 : static_cast<int32_t>(batch[row].length - 1 - random() % reach);
-        }
-      }
-    }
-    const absl::Status status = rows_->Publish(batch.size());
-    ASSERT_TRUE(status.ok()) << status;
-  }
-  // Every row that the step's hot rows name.
-  void Check(absl::Span<const replay::BatchRow> batch) {
-    const auto check = rows_->Check(batch);
-    ASSERT_TRUE(check.ok()) << check.status();
-    ASSERT_EQ(check->wrong, 0u) << check->first_wrong;
-    // Of each group's two layers; a few entries are none.
-    ASSERT_GT(check->on_device, batch.size() * kTopK * kLayers / 2);
-    checked_ += check->on_device;
-  }
-  uint64_t checked() const { return checked_; }
-
-  // One step on the plane, all rows committed.
-  void Step(replay::StepPlane& plane, absl::Span<const replay::BatchRow> batch, std::mt19937_64& random) {
-    Publish(batch, random);
-    if (::testing::Test::HasFatalFailure()) return;
-    std::vector<PlaneRow> rows;
-    for (const replay::BatchRow& row : batch) rows.push_back({row.sequence->id, row.sequence->state_row, row.length});
-    absl::Status status = plane.RunGroups(rows);
-    ASSERT_TRUE(status.ok()) << status;
-    Check(batch);
-    if (::testing::Test::HasFatalFailure()) return;
-    status = plane.Commit(std::vector<int32_t>(batch.size(), 1));
-    ASSERT_TRUE(status.ok()) << status;
-  }
-  // One step by a call, all rows committed.
-  void StepByCall(absl::Span<const replay::BatchRow> batch, std::mt19937_64& random) {
-    Publish(batch, random);
-    if (::testing::Test::HasFatalFailure()) return;
-    v1::StepRequest request;
-    request.set_top_k(kTopK);
-    request.set_source(v1::DATA_SOURCE_SHARED);
-    for (uint32_t group = 0; group < kGroups; ++group) request.add_groups()->set_group(group);
-    for (const replay::BatchRow& row : batch) {
-      v1::StepRow* proto = request.add_rows();
-      proto->set_sequence_id(row.sequence->id);
-      proto->set_length(row.length);
-      proto->set_commit(true);
-    }
-    v1::StepResponse response;
-    absl::Status status = session().Step(request, &response);
-    status.Update(client::FirstError(response.statuses()));
-    ASSERT_TRUE(status.ok()) << status;
-    Check(batch);
-  }
-
- private:
-  static v1::AttachRequest Attach(const v1::PoolSpec& pool, const std::string& name) {
-    v1::AttachRequest request = AttachTo(pool, name, kStateRows, kHotRows, kTopK, kMaxRows);
-    request.clear_groups();
-    for (uint32_t group = 0; group < kGroups; ++group) {
-      v1::IndexGroup* layers = request.add_groups();
-      layers->add_layers(2 * group);
-      layers->add_layers(2 * group + 1);
-    }
-    request.set_staging_bytes(uint64_t{8} << 20);
-    return request;
-  }
-  static client::SessionOptions Options() {
-    client::SessionOptions options = WithoutReattach();
-    options.arena_mapping = client::ArenaMapping::kDevice;
-    return options;
-  }
-
-  Rank rank_;
-  std::unique_ptr<replay::RowDevice> rows_;
-  uint64_t checked_ = 0;
-};
-
-Request Prompt(uint32_t number) {
-  Request request;
-  request.number = number;
-  request.input_rows = kPrompt;
-  request.output_rows = kMaxRows - kPrompt;
-  return request;
 }
 
 class PlaneProcessGpuTest : public DaemonTest {

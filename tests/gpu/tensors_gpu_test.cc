@@ -1,7 +1,10 @@
 // Tensors of an engine on a GPU: this process is the engine, the daemon is another one.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <fcntl.h>
 #include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -26,6 +29,61 @@ constexpr uint32_t kSequenceRows = 70;
 
 // Before the daemon is started, which reads it.
 const bool device_is_set = setenv("STOKER_TEST_DEVICE", "cuda", /*overwrite=*/0) == 0;
+
+// A third process, neither daemon nor engine, which allocates memory when it is asked to, and ends when it is let go.
+// Made before this process uses CUDA or has threads.
+class OtherProcess {
+ public:
+  OtherProcess() {
+    int commands[2], replies[2];
+    // Not for the daemon, which the test starts: the pipe would not end with this process's end of it.
+    if (pipe2(commands, O_CLOEXEC) != 0 || pipe2(replies, O_CLOEXEC) != 0) return;
+    pid_ = fork();
+    if (pid_ == 0) {
+      close(commands[1]);
+      close(replies[0]);
+      Serve(commands[0], replies[1]);
+    }
+    close(commands[0]);
+    close(replies[1]);
+    commands_ = commands[1];
+    replies_ = replies[0];
+  }
+
+  // The handle of its memory; empty when there is none.
+  std::string Handle() {
+    std::string handle(sizeof(cudaIpcMemHandle_t), '\0');
+    const bool there = write(commands_, "a", 1) == 1 &&
+                       read(replies_, handle.data(), handle.size()) == static_cast<ssize_t>(handle.size());
+    return there ? handle : "";
+  }
+  // Its exit status.
+  int End() {
+    close(commands_);
+    int status = -1;
+    return waitpid(pid_, &status, 0) == pid_ && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+
+ private:
+  [[noreturn]] static void Serve(int commands, int replies) {
+    char command = 0;
+    cudaIpcMemHandle_t handle;
+    void* memory = nullptr;
+    // This one's end, whatever it is, ends it as well.
+    if (read(commands, &command, 1) != 1) _exit(0);
+    if (cudaMalloc(&memory, size_t{8} << 20) != cudaSuccess || cudaIpcGetMemHandle(&handle, memory) != cudaSuccess) {
+      _exit(1);
+    }
+    if (write(replies, &handle, sizeof handle) != static_cast<ssize_t>(sizeof handle)) _exit(1);
+    static_cast<void>(!read(commands, &command, 1));
+    _exit(0);
+  }
+
+  pid_t pid_ = -1;
+  int commands_ = -1;
+  int replies_ = -1;
+};
+OtherProcess other_process;
 
 // Memory of cudaMalloc.
 class DeviceBytes {
@@ -197,6 +255,44 @@ TEST_F(TensorsGpuTest, RefusesHandlesThatAreNone) {
   const absl::Status status = Register(rank, good, &id);
   EXPECT_TRUE(status.ok()) << status;
   EXPECT_TRUE(Unregister(rank, id).ok());
+}
+
+// A handle that was good, of memory that has been freed, and of a process that has ended.
+TEST_F(TensorsGpuTest, RefusesHandlesOfMemoryThatIsGone) {
+  const v1::PoolSpec pool = CreatePool(LinearPool("p", 1, 64, 64));
+  Rank rank(client(), pool, AttachTo(pool, "rank"));
+  const DeviceBytes lasting(size_t{8} << 20);
+  v1::RegisterTensorRequest good = DenseTensor(pool, kRows);
+  ASSERT_TRUE(client::DescribeDeviceMemory(lasting.data(), good.size_bytes(), &good).ok());
+  const double before = Mapped("rank");
+  uint64_t id = 0;
+  const auto refused = [&](const v1::RegisterTensorRequest& request) {
+    const absl::Status status = Register(rank, request, &id);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("cuda_ipc.handle: cannot be opened"));
+    EXPECT_EQ(Mapped("rank"), before);
+    // The daemon and its device are as before.
+    ASSERT_EQ(Register(rank, good, &id), absl::OkStatus());
+    EXPECT_EQ(Unregister(rank, id), absl::OkStatus());
+  };
+  v1::RegisterTensorRequest freed = DenseTensor(pool, kRows);
+  {
+    const DeviceBytes memory(size_t{64} << 20);
+    ASSERT_TRUE(client::DescribeDeviceMemory(memory.data(), freed.size_bytes(), &freed).ok());
+    ASSERT_EQ(Register(rank, freed, &id), absl::OkStatus());
+    EXPECT_EQ(Unregister(rank, id), absl::OkStatus());
+  }
+  refused(freed);
+
+  // Of somebody else's memory, as long as that lives: whoever has a handle may use it.
+  v1::RegisterTensorRequest others = good;
+  others.set_offset_bytes(0);
+  others.mutable_cuda_ipc()->set_handle(other_process.Handle());
+  ASSERT_EQ(others.cuda_ipc().handle().size(), sizeof(cudaIpcMemHandle_t));
+  ASSERT_EQ(Register(rank, others, &id), absl::OkStatus());
+  EXPECT_EQ(Unregister(rank, id), absl::OkStatus());
+  EXPECT_EQ(other_process.End(), 0);
+  refused(others);
 }
 
 // Opened once in the daemon, whoever registers it.

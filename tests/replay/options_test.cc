@@ -47,6 +47,9 @@ TEST(OptionsTest, Forms) {
 TEST(OptionsTest, DefaultsThatFollow) {
   EXPECT_EQ(Parse({"--prefix-only"})->row_bytes, 4u);
   EXPECT_EQ(Parse({"--write-workload=w"})->model(), ModelKind::kRealistic);
+  EXPECT_EQ(Parse({"--query-rows=3", "--top-k=100"})->hot_rows, 600u);
+  EXPECT_EQ(Parse({"--query-rows=4", "--top-k=8192"})->hot_rows, 32768u);
+  EXPECT_EQ(Parse({"--query-rows=3", "--padding-rows=5", "--concurrency=4"})->batch_rows(), 17u);
   const auto split = Parse({"--row-layout=split_kv", "--row-bytes=64"});
   EXPECT_EQ(split->row_shape().part_bytes[1], 64u);
   const auto paged = Parse({"--row-layout=dsv4_paged"});
@@ -86,6 +89,19 @@ TEST(OptionsTest, ErrorsNameOptionValueAndLimit) {
       {{"--workload-model=x"}, "--workload-model is \"x\"; it must be realistic, drift"},
       {{"--hot-rows=63"}, "--hot-rows is \"63\"; it must be at least --top-k, 64"},
       {{"--top-k=8192", "--hot-rows=32769"}, "--hot-rows is \"32769\"; it must be an integer from 0 to 32768"},
+      {{"--query-rows=0"}, "--query-rows is \"0\"; it must be an integer from 1 to 16"},
+      {{"--query-rows=2", "--index-space=pool_row"}, "--query-rows is \"2\"; it must be 1 with --index-space pool_row"},
+      {{"--query-rows=17"}, "--query-rows is \"17\"; it must be an integer from 1 to 16"},
+      {{"--query-rows=3", "--hot-rows=191"},
+       "--hot-rows is \"191\"; it must be at least --query-rows times --top-k, 192"},
+      {{"--query-rows=5", "--top-k=8192"},
+       "--hot-rows is \"32768\"; it must be at least --query-rows times --top-k, 40960"},
+      {{"--padding-rows=4065"},
+       "--padding-rows is \"4065\"; it must be at most 4096 together with --concurrency times --query-rows, 32"},
+      {{"--concurrency=2049", "--query-rows=2"},
+       "--padding-rows is \"0\"; it must be at most 4096 together with --concurrency times --query-rows, 4098"},
+      {{"--prefix-only", "--query-rows=2"}, "--query-rows is 2, --padding-rows is 0; they are for requests"},
+      {{"--write-workload=w", "--padding-rows=1"}, "--query-rows is 1, --padding-rows is 1; they are for requests"},
       {{"--groups=2"}, "--groups is \"2\"; it must be at most --layers, 1"},
       {{"--row-bytes=18"}, "--row-bytes is \"18\"; it must be a multiple of 4"},
       {{"--row-layout=dsv4_paged", "--row-bytes=656"}, "--row-bytes is \"656\"; it must be 584"},

@@ -82,6 +82,52 @@ TEST(ReplayTest, BytesInMessagesAndEveryPlaneGiveTheSameLookups) {
   }
 }
 
+// Some of the tokens of a step are not accepted, and rows of nobody lie between those of sequences.
+TEST(ReplayTest, SpeculativeRowsAndPaddingOnEveryPlane) {
+  const std::vector<std::string> model = {"--concurrency=4", "--layers=3",     "--groups=2",
+                                          "--query-rows=3",  "--hot-rows=128", "--padding-rows=5"};
+  const auto run = [&](std::vector<std::string> more) {
+    more.insert(more.end(), model.begin(), model.end());
+    return ReplayWell(Small(more));
+  };
+  const ReplayRun called = run({"--transfer=shared", "--plane=rpc"});
+  EXPECT_EQ(called.number("requests"), 30);
+  EXPECT_EQ(called.number("stored_rows"), called.number("distinct_rows"));
+  EXPECT_EQ(called.number("lookups_invalid"), 0);
+  EXPECT_GT(called.number("lookups_duplicate"), 0);
+  // Of three tokens two are accepted on average.
+  const ReplayRun one_by_one = ReplayWell(Small({"--concurrency=4", "--layers=3", "--groups=2", "--hot-rows=128"}));
+  EXPECT_LT(called.number("steps"), 0.75 * one_by_one.number("steps"));
+  EXPECT_GT(called.number("steps"), 0.4 * one_by_one.number("steps"));
+  EXPECT_GT(called.number("checked_rows"), 1.3 * one_by_one.number("checked_rows"));
+  for (const ReplayRun& other :
+       {run({"--transfer=inline"}), run({"--plane", SecondBestPlane()}), run({"--plane=direct"})}) {
+    for (const char* name : {"requests", "checked_rows", "stored_rows", "lookups_miss", "lookups_newest",
+                             "gathered_bytes", "steps", "output_tokens"}) {
+      EXPECT_EQ(other.number(name), called.number(name)) << name << " on " << other.text("plane");
+    }
+    // A plane tells misses only.
+    EXPECT_EQ(other.number("lookups_hot") + other.number("lookups_duplicate"),
+              called.number("lookups_hot") + called.number("lookups_duplicate"));
+  }
+}
+
+TEST(ReplayTest, SpeculativeRowsOfSeveralRanksAndEngines) {
+  const ReplayRun run = ReplayWell(Small({"--engines=2", "--ranks=2", "--concurrency=4", "--layers=3", "--groups=3",
+                                          "--query-rows=2", "--padding-rows=1", "--hot-rows=64"}));
+  EXPECT_EQ(run.number("requests"), 30);
+  EXPECT_EQ(run.number("stored_rows"), run.number("distinct_rows"));
+}
+
+TEST(ReplayTest, PaddingRowsByPoolRow) {
+  for (const char* transfer : {"--transfer=shared", "--transfer=inline"}) {
+    const ReplayRun run =
+        ReplayWell(Small({"--concurrency=4", "--padding-rows=3", "--index-space=pool_row", transfer}));
+    EXPECT_EQ(run.number("requests"), 30);
+    EXPECT_EQ(run.number("stored_rows"), run.number("distinct_rows"));
+  }
+}
+
 // On a GPU the doorbells are the kernels' to ring.
 TEST(ReplayTest, TheServerPlaneByName) {
   const ReplayRun run =

@@ -20,7 +20,7 @@ namespace {
 using ::testing::HasSubstr;
 
 // Of the fake arena: groups {0, 1} and {2}.
-constexpr uint32_t kLayers = 3, kTopK = 7, kHotRows = 100, kStateRows = 2;
+constexpr uint32_t kLayers = 3, kTopK = 7, kHotRows = 100, kStateRows = 2, kBatchRows = 5;
 constexpr uint32_t kNewestRow = 128, kRegionRows = 192;
 
 struct Layout {
@@ -54,6 +54,7 @@ class RowDeviceTest : public ::testing::TestWithParam<Layout> {
     spec.top_k = kTopK;
     spec.hot_rows = kHotRows;
     spec.state_rows = kStateRows;
+    spec.batch_rows = kBatchRows;
     spec.max_sequence_rows = 1024;
     spec.by_pool_row = GetParam().by_pool_row;
     auto device = MakeRowDevice(spec, arena_);
@@ -94,22 +95,35 @@ class RowDeviceTest : public ::testing::TestWithParam<Layout> {
   int32_t* Answer(uint32_t group, size_t row, size_t entry) const {
     return const_cast<int32_t*>(&(*arena_->HotRows(group))[row][entry]);
   }
-  // Publishes a step of both sequences and answers it rightly. The lengths are 700 and 800.
+  // Publishes a step of the batch and answers it rightly. The lengths of the sequences are about 700 and 800.
   void StepRightly() {
     for (size_t row = 0; row < batch_.size(); ++row) {
+      if (batch_[row].sequence == nullptr) {
+        for (uint32_t group = 0; group < 2; ++group) {
+          for (size_t entry = 0; entry < kTopK; ++entry) {
+            device_->Entries(group, row)[entry] = static_cast<int32_t>(entry);
+            *Answer(group, row, entry) = -1;
+          }
+        }
+        continue;
+      }
       const OpenSequence& sequence = *batch_[row].sequence;
-      const uint32_t length = batch_[row].length;
-      device_->WriteNewest(sequence, length - 1);
+      const uint32_t length = batch_[row].length, newest_index = batch_[row].newest_index;
+      device_->WriteNewest(batch_[row]);
       // Blocks with and without hashes, the page's edges, nothing, and the newest row.
-      const int32_t positions[kTopK] = {0, 511, 512, static_cast<int32_t>(length) - 1, -1, 663, 698};
-      const int32_t slots[kTopK] = {63, 0, 64, kNewestRow, -1, 99, 1};
+      int32_t positions[kTopK] = {0, 511, 512, static_cast<int32_t>(length) - 1, -1, 663, 698};
+      int32_t slots[kTopK] = {63, 0, 64, static_cast<int32_t>(kNewestRow + newest_index), -1, 99, 1};
+      if (newest_index > 0) {  // in place of nothing, that of the row before
+        positions[4] = positions[3] - 1;
+        slots[4] = slots[3] - 1;
+      }
       for (uint32_t group = 0; group < 2; ++group) {
         std::copy(std::begin(positions), std::end(positions), device_->Entries(group, row).begin());
         for (size_t entry = 0; entry < kTopK; ++entry) {
           const int32_t slot = slots[entry];
           const int32_t hot_row = slot < 0 ? -1 : slot + static_cast<int32_t>(arena_->RegionBegin(sequence.state_row));
           *Answer(group, row, entry) = hot_row;
-          if (slot < 0 || slot == static_cast<int32_t>(kNewestRow)) continue;
+          if (slot < 0 || slot >= static_cast<int32_t>(kNewestRow)) continue;
           for (uint32_t layer = group == 0 ? 0 : 2; layer < (group == 0 ? 2u : 3u); ++layer) {
             Gather(sequence, layer, positions[entry], hot_row);
           }
@@ -138,7 +152,7 @@ class RowDeviceTest : public ::testing::TestWithParam<Layout> {
   std::unique_ptr<RowDevice> device_;
   Request requests_[kStateRows];
   OpenSequence sequences_[kStateRows];
-  const std::vector<BatchRow> batch_ = {{&sequences_[0], 700}, {&sequences_[1], 800}};
+  std::vector<BatchRow> batch_ = {{&sequences_[0], 700}, {&sequences_[1], 800}};
 };
 
 TEST_P(RowDeviceTest, FillsTheStagingArea) {
@@ -262,6 +276,40 @@ TEST_P(RowDeviceTest, AnswersThatCannotBeRight) {
     *answer = right;
   }
   EXPECT_EQ(Check().wrong, 0u);
+}
+
+TEST_P(RowDeviceTest, SpeculativeRowsAndPadding) {
+  batch_ = {{}, {&sequences_[0], 700, 0}, {&sequences_[0], 701, 1}, {}, {&sequences_[1], 800, 0}};
+  static_assert(kBatchRows == 5);
+  StepRightly();
+  const RowCheck right = Check();
+  EXPECT_EQ(right.wrong, 0u) << right.first_wrong;
+  EXPECT_EQ(RowsAreCheckedOnDevice() ? right.on_device : right.on_host, (6u + 7u + 6u) * kLayers);
+  const int32_t newest = static_cast<int32_t>(arena_->RegionBegin(sequences_[0].state_row) + kNewestRow);
+  const struct {
+    size_t row, entry;
+    int32_t hot_row;
+    const char* message;
+  } cases[] = {{0, 0, 0, "layer 2: hot row 0, the answer to entry 0 of batch row 0, which is padding, must be -1"},
+               {3, 6, newest, "entry 6 of batch row 3, which is padding, must be -1"},
+               {1, 3, newest + 1, "entry 3 of batch row 1, cannot be right"},
+               {2, 3, newest, "entry 3 of batch row 2, cannot be right"},
+               {2, 4, newest + 1, "entry 4 of batch row 2, cannot be right"},
+               {2, 4, -1, "entry 4 of batch row 2, cannot be right"}};
+  for (const auto& c : cases) {
+    int32_t* const answer = Answer(1, c.row, c.entry);
+    const int32_t before = *answer;
+    *answer = c.hot_row;
+    const RowCheck check = Check();
+    EXPECT_EQ(check.wrong, 1u) << c.message;
+    EXPECT_THAT(check.first_wrong, HasSubstr(c.message));
+    *answer = before;
+  }
+  // The bytes of the second newest row, which one entry names.
+  HotPart(1, 0, newest + 1)[0] ^= std::byte{1};
+  const RowCheck check = Check();
+  EXPECT_EQ(check.wrong, 1u);
+  EXPECT_THAT(check.first_wrong, HasSubstr("request 40, position 700, layer 1"));
 }
 
 TEST_P(RowDeviceTest, AllRowsAreWrong) {

@@ -94,13 +94,29 @@ TEST(RowWordsTest, WhatAStepMayAnswer) {
     int32_t position, hot_row;
     bool possible;
   } cases[] = {
-      {-1, -1, true},    {-1, 1000, false},     {-1, 0, false},          {-2, -1, true},     {0, 1000, true},
-      {0, 999, false},   {0, 1063, true},       {0, 1064, false},        {0, 1128, false},   {0, -1, false},
-      {499, 1128, true}, {499, 1000, false},    {499, -1, false},        {499, 1129, false}, {498, 1128, false},
-      {498, 1063, true}, {0, INT32_MIN, false}, {499, INT32_MIN, false},
+      {-1, -1, true},        {-1, 1000, false},        {-1, 0, false},          {-2, -1, true},     {0, 1000, true},
+      {0, 999, false},       {0, 1063, true},          {0, 1064, false},        {0, 1128, false},   {0, -1, false},
+      {499, 1128, true},     {499, 1000, false},       {499, -1, false},        {499, 1129, false}, {498, 1128, false},
+      {498, 1063, true},     {0, INT32_MIN, false},    {499, INT32_MIN, false}, {500, -1, true},    {500, 1000, false},
+      {INT32_MAX, -1, true}, {INT32_MAX, 1128, false},
   };
   for (const auto& c : cases) {
-    EXPECT_EQ(region.CanAnswer(c.position, kLength, c.hot_row), c.possible) << c.position << " " << c.hot_row;
+    EXPECT_EQ(region.CanAnswer(c.position, kLength, 0, c.hot_row), c.possible) << c.position << " " << c.hot_row;
+  }
+  // The third of three rows of the sequence: the newest ones of the other two are there as well.
+  const struct {
+    int32_t position, hot_row;
+    bool possible;
+  } third[] = {
+      {499, 1130, true},  {499, 1128, false}, {498, 1129, true}, {498, 1063, false}, {497, 1128, true}, {500, -1, true},
+      {500, 1131, false}, {497, 1000, false}, {496, 1063, true}, {496, 1127, false}, {-1, -1, true},
+  };
+  for (const auto& c : third) {
+    EXPECT_EQ(region.CanAnswer(c.position, kLength, 2, c.hot_row), c.possible) << c.position << " " << c.hot_row;
+  }
+  for (const int32_t position : {-1, 0, 499}) {
+    EXPECT_TRUE(region.CanAnswer(position, 0, 0, -1)) << position;
+    EXPECT_FALSE(region.CanAnswer(position, 0, 0, 1000)) << position;
   }
 }
 

@@ -60,7 +60,7 @@ class GpuRows final : public RowDevice {
   absl::Status FillStaging(const OpenSequence& sequence, uint32_t first, uint32_t count,
                            uint64_t offset_bytes) override;
   absl::Status AwaitStaging() override;
-  void WriteNewest(const OpenSequence& sequence, uint32_t position) override;
+  void WriteNewest(const BatchRow& row) override;
   absl::Span<int32_t> Entries(uint32_t group, size_t row) override {
     return {positions_.host() + EntryOffset(group, row), spec_.top_k};
   }
@@ -81,12 +81,12 @@ class GpuRows final : public RowDevice {
   };
 
   size_t EntryOffset(uint32_t group, size_t row) const {
-    return (group * size_t{spec_.state_rows} + row) * spec_.top_k;
+    return (group * size_t{spec_.batch_rows} + row) * spec_.top_k;
   }
   const client::HotPartView& Part(uint32_t layer, int part) const {
     return hot_parts_[layer * static_cast<size_t>(spec_.shape.parts()) + static_cast<size_t>(part)];
   }
-  DeviceRow RowOf(const OpenSequence& sequence, uint32_t length) const;
+  DeviceRow RowOf(const BatchRow& row) const;
   RequestTokens TokensOf(const OpenSequence& sequence) const;
   DeviceEntries EntriesOf(size_t rows) const;
   const Mirror<int32_t>& names() const { return spec_.by_pool_row ? pool_rows_ : positions_; }
@@ -171,8 +171,8 @@ absl::Status GpuRows::Init() {
   auto hashes = MakeDeviceMemory(size_t{spec_.state_rows} * max_hashes_ * sizeof(uint64_t));
   if (!hashes.ok()) return hashes.status();
   hashes_ = *std::move(hashes);
-  const size_t entries = size_t{spec_.groups()} * spec_.state_rows * spec_.top_k;
-  for (absl::Status status : {positions_.Make(entries), newest_.Make(spec_.state_rows), rows_.Make(spec_.state_rows),
+  const size_t entries = size_t{spec_.groups()} * spec_.batch_rows * spec_.top_k;
+  for (absl::Status status : {positions_.Make(entries), newest_.Make(spec_.batch_rows), rows_.Make(spec_.batch_rows),
                               totals_.Make(1), DescribeParts(), DescribeGroups()}) {
     if (!status.ok()) return status;
   }
@@ -232,11 +232,11 @@ absl::Status GpuRows::DescribeGroups() {
     out.hot_rows_stride = hot_rows->row_stride_bytes() / sizeof(int32_t);
     out.first_layer = spec_.group_begin[group];
     out.end_layer = spec_.group_begin[group + 1];
-    if (indices->rows() < spec_.state_rows || indices->columns() < spec_.top_k ||
+    if (indices->rows() < spec_.batch_rows || indices->columns() < spec_.top_k ||
         out.end_layer - out.first_layer > kMaxLayersOfAGroup) {
       return absl::InternalError(absl::StrCat("group ", group, ": a mailbox of ", indices->rows(), " x ",
                                               indices->columns(), " entries for ", out.end_layer - out.first_layer,
-                                              " layers; ", spec_.state_rows, " x ", spec_.top_k,
+                                              " layers; ", spec_.batch_rows, " x ", spec_.top_k,
                                               " entries were asked for"));
     }
     hot_rows_of_.push_back(*hot_rows);
@@ -250,11 +250,13 @@ RequestTokens GpuRows::TokensOf(const OpenSequence& sequence) const {
   return tokens;
 }
 
-DeviceRow GpuRows::RowOf(const OpenSequence& sequence, uint32_t length) const {
-  return {TokensOf(sequence),
-          {static_cast<int64_t>(arena_->RegionBegin(sequence.state_row)), spec_.hot_rows,
+DeviceRow GpuRows::RowOf(const BatchRow& row) const {
+  if (row.sequence == nullptr) return {};
+  return {TokensOf(*row.sequence),
+          {static_cast<int64_t>(arena_->RegionBegin(row.sequence->state_row)), spec_.hot_rows,
            static_cast<uint32_t>(arena_->newest_row())},
-          length};
+          row.length,
+          row.newest_index};
 }
 
 DeviceEntries GpuRows::EntriesOf(size_t rows) const {
@@ -264,13 +266,13 @@ DeviceEntries GpuRows::EntriesOf(size_t rows) const {
   entries.names = names().device();
   entries.group_count = spec_.groups();
   entries.rows = static_cast<uint32_t>(rows);
-  entries.max_rows = spec_.state_rows;
+  entries.max_rows = spec_.batch_rows;
   entries.top_k = spec_.top_k;
   return entries;
 }
 
 cudaError_t GpuRows::UploadEntries(const Mirror<int32_t>& mirror, size_t rows) const {
-  const size_t pitch = size_t{spec_.state_rows} * spec_.top_k * sizeof(int32_t);
+  const size_t pitch = size_t{spec_.batch_rows} * spec_.top_k * sizeof(int32_t);
   return cudaMemcpy2DAsync(mirror.device(), pitch, mirror.host(), pitch, rows * spec_.top_k * sizeof(int32_t),
                            spec_.groups(), cudaMemcpyHostToDevice, stream_.get());
 }
@@ -312,9 +314,7 @@ absl::Status GpuRows::AwaitStaging() {
   return ToStatus(cudaStreamSynchronize(stream_.get()), "rows of a prompt");
 }
 
-void GpuRows::WriteNewest(const OpenSequence& sequence, uint32_t position) {
-  newest_.host()[newest_count_++] = RowOf(sequence, position + 1);
-}
+void GpuRows::WriteNewest(const BatchRow& row) { newest_.host()[newest_count_++] = RowOf(row); }
 
 absl::Status GpuRows::Publish(size_t rows) {
   const CurrentDevice current(ordinal_);
@@ -342,7 +342,7 @@ cudaError_t GpuRows::BeginCheck(absl::Span<const BatchRow> batch) {
     if (error != cudaSuccess) return error;
   }
   cudaError_t error = cudaEventRecord(hot_rows_there_.get(), stream);
-  for (size_t row = 0; row < batch.size(); ++row) rows_.host()[row] = RowOf(*batch[row].sequence, batch[row].length);
+  for (size_t row = 0; row < batch.size(); ++row) rows_.host()[row] = RowOf(batch[row]);
   *totals_.host() = {};
   if (error == cudaSuccess) error = Upload(rows_, batch.size());
   if (error == cudaSuccess) error = Upload(totals_, 1);
@@ -369,9 +369,9 @@ cudaError_t GpuRows::BeginSamples(absl::Span<const BatchRow> batch) {
     sample.layer = first_layer + random_.Below(spec_.group_begin[sample.group + 1] - first_layer);
     const int32_t position = Entries(sample.group, sample.row)[sample.entry];
     const int32_t hot_row = HotRows(sample.group, sample.row)[sample.entry];
-    const HotRegion region = RowOf(*batch[sample.row].sequence, 0).region;
+    const DeviceRow row = RowOf(batch[sample.row]);
     // Short sequences have fewer entries than top_k; an impossible answer is found by the kernel, and not followed.
-    if (position < 0 || !region.CanAnswer(position, batch[sample.row].length, hot_row)) continue;
+    if (hot_row < 0 || !row.region.CanAnswer(position, row.length, row.newest_index, hot_row)) continue;
     std::byte* out = sample_bytes_ + samples_.size() * spec_.shape.bytes();
     for (int part = 0; part < spec_.shape.parts(); ++part) {
       const absl::Span<std::byte> from = Part(sample.layer, part)[static_cast<size_t>(hot_row)];
@@ -397,7 +397,7 @@ void GpuRows::CheckSamples(absl::Span<const BatchRow> batch, RowCheck* check) co
       continue;
     }
     if (wrong++ == 0) {
-      first_wrong = DescribeWrongRow(oracle_, sequence, sample.row, sample.entry, sample.layer, position,
+      first_wrong = DescribeWrongRow(oracle_, batch[sample.row], sample.row, sample.entry, sample.layer, position,
                                      hot_rows_[entry], absl::MakeConstSpan(bytes, spec_.shape.bytes()));
     }
   }
@@ -414,11 +414,11 @@ absl::Status GpuRows::DescribeFirstWrong(absl::Span<const BatchRow> batch, uint6
   const size_t entry = place % spec_.top_k, row = place / spec_.top_k % batch.size();
   const uint32_t group = static_cast<uint32_t>(place / spec_.top_k / batch.size());
   const uint32_t layer = spec_.group_begin[group] + static_cast<uint32_t>(first % kMaxLayersOfAGroup);
-  const OpenSequence& sequence = *batch[row].sequence;
+  const DeviceRow device_row = RowOf(batch[row]);
   const int32_t position = positions_.host()[EntryOffset(group, row) + entry];
   const int32_t hot_row = HotRows(group, row)[entry];
   std::vector<std::byte> bytes;
-  if (RowOf(sequence, 0).region.CanAnswer(position, batch[row].length, hot_row)) {
+  if (device_row.region.CanAnswer(position, device_row.length, device_row.newest_index, hot_row)) {
     bytes.resize(spec_.shape.bytes());
     std::byte* out = bytes.data();
     for (int part = 0; part < spec_.shape.parts(); ++part) {
@@ -427,7 +427,7 @@ absl::Status GpuRows::DescribeFirstWrong(absl::Span<const BatchRow> batch, uint6
       out += from.size();
     }
   }
-  check->first_wrong = DescribeWrongRow(oracle_, sequence, row, entry, layer, position, hot_row, bytes);
+  check->first_wrong = DescribeWrongRow(oracle_, batch[row], row, entry, layer, position, hot_row, bytes);
   return absl::OkStatus();
 }
 

@@ -51,7 +51,8 @@ __global__ void __launch_bounds__(kBlockThreads)
     for (int p = 0; p < kDeviceParts; ++p) {
       const DevicePart& part = parts[uint64_t{layer} * kDeviceParts + p];
       if (part.words == 0) continue;
-      WriteStream(RowStream(key, p), part.words, RowOf(part, row.region.begin + row.region.newest_row));
+      WriteStream(RowStream(key, p), part.words,
+                  RowOf(part, row.region.begin + row.region.newest_row + row.newest_index));
     }
   }
 }
@@ -89,12 +90,12 @@ __global__ void __launch_bounds__(kBlockThreads)
     const int32_t hot_row = group.hot_rows[batch_row * group.hot_rows_stride + entry];
     const unsigned long long place = i * kMaxLayersOfAGroup;
     // A possible answer lies in the sequence's region, so that every address below is one of the arena.
-    if (!row.region.CanAnswer(position, row.length, hot_row)) {
+    if (!row.region.CanAnswer(position, row.length, row.newest_index, hot_row)) {
       ++wrong;
       if (place < first) first = place;
       continue;
     }
-    if (position < 0) continue;
+    if (hot_row < 0) continue;
     const uint64_t token = row.tokens[static_cast<uint32_t>(position)];
     checked += group.end_layer - group.first_layer;
     for (uint32_t layer = group.first_layer; layer < group.end_layer; ++layer) {

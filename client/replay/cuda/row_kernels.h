@@ -27,7 +27,8 @@ inline constexpr int kDeviceParts = 2;  // of a layer: [layer][part]
 struct DeviceRow {
   RequestTokens tokens;  // ids in device memory
   HotRegion region;
-  uint32_t length = 0;  // the newest row is that of position length - 1
+  uint32_t length = 0;        // the newest row is that of position length - 1; 0: padding
+  uint32_t newest_index = 0;  // rows of the sequence before this one in the batch
 };
 
 // One group's mailbox and layers.

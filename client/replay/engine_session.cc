@@ -8,6 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/replay/cuda/gpu_plane.h"
 #include "client/replay/cuda/gpu_rows.h"
@@ -28,6 +29,7 @@ constexpr uint64_t kMessageOverhead = 4096;
 constexpr uint64_t kMaxInlineStoreBytes = uint64_t{4} << 20;
 // An admission may wait while another engine stores a prefix of up to a few GB.
 constexpr absl::Duration kAdmitTimeout = absl::Seconds(120);
+constexpr absl::Duration kMapTimeout = absl::Seconds(10);
 constexpr uint32_t kMaxReadRows = 65536;
 
 uint64_t RoundUp(uint64_t bytes, uint64_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
@@ -168,9 +170,9 @@ absl::Status EngineSession::MapRows(const v1::AttachRequest& attach, const Sessi
   std::shared_ptr<const client::Arena> arena = session_->arena();
   const v1::Attached info = session_->info();
   const bool local = absl::StartsWith(needs.address, "unix:");
-  if (!arena->status().ok() && local && !info.arena().cuda_ipc_handle().empty() && HasGpuRows()) {
+  if (!arena->status().ok() && local && client::Arena::IsOnDevice(info.arena()) && HasGpuRows()) {
     // Not every process sees the GPU (CUDA_VISIBLE_DEVICES).
-    auto on_gpu = client::Arena::MapDevice(attach, info);
+    auto on_gpu = client::Arena::MapDevice(attach, info, absl::Now() + kMapTimeout);
     if (on_gpu.ok()) {
       arena = *std::move(on_gpu);
     } else {

@@ -40,6 +40,12 @@ v1::RowLayout LayoutOf(const Options& options) {
   return v1::ROW_LAYOUT_LINEAR;
 }
 
+v1::ArenaSharing SharingOf(const Options& options) {
+  if (options.arena == "ipc") return v1::ARENA_SHARING_IPC_HANDLE;
+  if (options.arena == "descriptor") return v1::ARENA_SHARING_DESCRIPTOR;
+  return v1::ARENA_SHARING_UNSPECIFIED;
+}
+
 using Clock = std::chrono::steady_clock;
 
 // Runs `call` and adds its duration to the histogram.
@@ -105,6 +111,7 @@ absl::Status EngineSession::Attach(const client::Client& client, const SessionNe
   attach.set_pool(options_.pool);
   attach.set_name(needs.name);
   attach.set_device(*device);
+  attach.set_arena_sharing(SharingOf(options_));
   attach.set_state_rows(needs.state_rows);
   attach.set_hot_rows(options_.hot_rows);
   attach.set_max_top_k(options_.top_k);

@@ -64,8 +64,9 @@ std::string ReplayPath() {
 // An engine with sequences of its own, none of which is shared.
 class GpuEngine {
  public:
-  GpuEngine(const client::Client& client, const v1::PoolSpec& pool, const std::string& name)
-      : rank_(client, pool, Attach(pool, name), Options()) {
+  GpuEngine(const client::Client& client, const v1::PoolSpec& pool, const std::string& name,
+            v1::ArenaSharing sharing = v1::ARENA_SHARING_UNSPECIFIED)
+      : rank_(client, pool, Attach(pool, name, sharing), Options()) {
     replay::RowDeviceSpec spec;
     spec.shape.part_bytes[0] = kRowBytes;
     spec.group_begin = {0, 2, kLayers};
@@ -180,8 +181,9 @@ class GpuEngine {
   }
 
  private:
-  static v1::AttachRequest Attach(const v1::PoolSpec& pool, const std::string& name) {
+  static v1::AttachRequest Attach(const v1::PoolSpec& pool, const std::string& name, v1::ArenaSharing sharing) {
     v1::AttachRequest request = AttachTo(pool, name, kStateRows, kHotRows, kTopK, kMaxRows);
+    request.set_arena_sharing(sharing);
     request.clear_groups();
     for (uint32_t group = 0; group < kGroups; ++group) {
       v1::IndexGroup* layers = request.add_groups();
@@ -231,8 +233,16 @@ class PlaneProcessGpuTest : public DaemonTest {
   v1::PoolSpec pool_;
 };
 
-TEST_F(PlaneProcessGpuTest, DecodesAThousandSteps) {
-  GpuEngine engine(client(), pool_, "engine");
+class ArenaKindsGpuTest : public PlaneProcessGpuTest, public testing::WithParamInterface<v1::ArenaSharing> {};
+INSTANTIATE_TEST_SUITE_P(Arenas, ArenaKindsGpuTest,
+                         testing::Values(v1::ARENA_SHARING_IPC_HANDLE, v1::ARENA_SHARING_DESCRIPTOR),
+                         [](const auto& sharing) {
+                           return sharing.param == v1::ARENA_SHARING_DESCRIPTOR ? "Descriptor" : "IpcHandle";
+                         });
+
+TEST_P(ArenaKindsGpuTest, DecodesAThousandSteps) {
+  GpuEngine engine(client(), pool_, "engine", GetParam());
+  EXPECT_EQ(engine.session().info().arena().cuda_ipc_handle().empty(), GetParam() == v1::ARENA_SHARING_DESCRIPTOR);
   std::mt19937_64 random(1);
   std::vector<Request> requests;
   for (uint32_t i = 0; i < 12; ++i) requests.push_back(Prompt(i));

@@ -58,8 +58,9 @@ absl::StatusOr<std::unique_ptr<Buffer>> AllocateArena(std::shared_ptr<const Pool
   }
   const size_t mapped_bytes = RoundUp(RoundUp(bytes, kGranule), granularity);
   auto buffer = std::make_unique<AllocationBuffer>(std::move(driver), bytes, mapped_bytes, mapped_bytes);
-  if (absl::Status status = buffer->Reserve(); !status.ok()) return status;
+  // In this order, so that more than there is fails for want of memory, and not of addresses.
   if (absl::Status status = buffer->Create(0, mapped_bytes, properties); !status.ok()) return status;
+  if (absl::Status status = buffer->Reserve(); !status.ok()) return status;
   absl::Status status = buffer->Map(0, mapped_bytes, {ReadWrite(CU_MEM_LOCATION_TYPE_DEVICE, device)});
   if (!status.ok()) return status;
   return buffer;

@@ -65,13 +65,13 @@ class AllocationBuffer final : public Buffer {
   // None of what was imported.
   ExportedMemory exported() const override;
 
-  // First.
+  // Before Map.
   absl::Status Reserve();
   // The chunk at `offset`: makes it and its descriptor, or takes what another process has made. The descriptor stays
   // the caller's.
   absl::Status Create(size_t offset, size_t bytes, const CUmemAllocationProp& properties);
   absl::Status Import(size_t offset, int descriptor, size_t bytes);
-  // Afterwards.
+  // After both.
   absl::Status Map(size_t offset, size_t bytes, const std::vector<CUmemAccessDesc>& access);
 
  private:

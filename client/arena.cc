@@ -253,17 +253,21 @@ Arena::~Arena() {
 
 absl::StatusOr<std::shared_ptr<const Arena>> Arena::Map(const v1::AttachRequest& request, const v1::Attached& attached,
                                                         absl::Time deadline) {
-  const std::string& path = attached.arena().descriptor_socket();
-  if (!attached.arena().cuda_ipc_handle().empty()) {
+  if (IsOnDevice(attached.arena())) {
     return absl::FailedPreconditionError(
         absl::StrCat("the arena is memory of ", attached.device(), ", not of the host: ask for ArenaMapping::kDevice"));
   }
+  absl::StatusOr<FileDescriptor> descriptor = Fetch(attached, deadline);
+  if (!descriptor.ok()) return descriptor.status();
+  return FromDescriptor(request, attached, *std::move(descriptor));
+}
+
+absl::StatusOr<FileDescriptor> Arena::Fetch(const v1::Attached& attached, absl::Time deadline) {
+  const std::string& path = attached.arena().descriptor_socket();
   if (path.empty()) {
     return absl::FailedPreconditionError("the daemon offers no descriptor of the arena: descriptor_socket is empty");
   }
-  absl::StatusOr<FileDescriptor> descriptor = FetchDescriptor(path, attached.token(), deadline);
-  if (!descriptor.ok()) return descriptor.status();
-  return FromDescriptor(request, attached, *std::move(descriptor));
+  return FetchDescriptor(path, attached.token(), deadline);
 }
 
 std::shared_ptr<const Arena> Arena::Unmapped(const absl::Status& why) {
@@ -272,19 +276,33 @@ std::shared_ptr<const Arena> Arena::Unmapped(const absl::Status& why) {
   return arena;
 }
 
-absl::StatusOr<std::shared_ptr<const Arena>> Arena::MapDevice(const v1::AttachRequest& request,
-                                                              const v1::Attached& attached) {
+absl::StatusOr<std::unique_ptr<DeviceMapping>> Arena::OpenDevice(const v1::Attached& attached, absl::Time deadline) {
   const v1::ArenaLayout& layout = attached.arena();
-  if (layout.cuda_ipc_handle().empty()) {
-    return absl::FailedPreconditionError("the daemon offers no handle of the arena: cuda_ipc_handle is empty");
+  if (layout.allocation_bytes() > 0) {
+    if (layout.allocation_bytes() < layout.size_bytes()) {
+      return absl::InternalError(absl::StrCat("arena size_bytes ", layout.size_bytes(), " is more than the ",
+                                              layout.allocation_bytes(), " of allocation_bytes"));
+    }
+    const absl::StatusOr<FileDescriptor> descriptor = Fetch(attached, deadline);
+    if (!descriptor.ok()) return descriptor.status();
+    return DeviceMapping::Import(descriptor->get(), attached.device(), layout.allocation_bytes());
   }
   if (layout.cuda_ipc_handle().size() != kIpcHandleBytes) {
     return absl::InternalError(
         absl::StrCat("arena cuda_ipc_handle has ", layout.cuda_ipc_handle().size(), " bytes, not ", kIpcHandleBytes));
   }
+  return DeviceMapping::Open(layout.cuda_ipc_handle(), attached.device(), layout.size_bytes());
+}
+
+absl::StatusOr<std::shared_ptr<const Arena>> Arena::MapDevice(const v1::AttachRequest& request,
+                                                              const v1::Attached& attached, absl::Time deadline) {
+  const v1::ArenaLayout& layout = attached.arena();
+  if (!IsOnDevice(layout)) {
+    return absl::FailedPreconditionError(
+        "the daemon offers no memory of a GPU: cuda_ipc_handle is empty, allocation_bytes is 0");
+  }
   if (absl::Status status = CheckSize(layout); !status.ok()) return status;
-  absl::StatusOr<std::unique_ptr<DeviceMapping>> mapping =
-      DeviceMapping::Open(layout.cuda_ipc_handle(), attached.device(), layout.size_bytes());
+  absl::StatusOr<std::unique_ptr<DeviceMapping>> mapping = OpenDevice(attached, deadline);
   if (!mapping.ok()) return mapping.status();
   std::shared_ptr<Arena> arena(new Arena);
   arena->device_ = *std::move(mapping);

@@ -171,11 +171,20 @@ class Arena {
   // errors of FromDescriptor.
   static absl::StatusOr<std::shared_ptr<const Arena>> Map(const v1::AttachRequest& request,
                                                           const v1::Attached& attached, absl::Time deadline);
-  // Opens layout.cuda_ipc_handle of a session on a GPU. FAILED_PRECONDITION: the daemon offers no handle; errors of
-  // DeviceMapping::Open, of which UNIMPLEMENTED means that this client was built without CUDA; INTERNAL as of
-  // FromDescriptor.
+  // Maps an arena that is on a GPU: opens layout.cuda_ipc_handle, or fetches the descriptor, as Map does, and imports
+  // the allocation. FAILED_PRECONDITION: the daemon offers neither; errors of Map's fetching and of DeviceMapping, of
+  // which UNIMPLEMENTED means that this client was built without CUDA; INTERNAL as of FromDescriptor.
   static absl::StatusOr<std::shared_ptr<const Arena>> MapDevice(const v1::AttachRequest& request,
-                                                                const v1::Attached& attached);
+                                                                const v1::Attached& attached, absl::Time deadline);
+  // Whether it is MapDevice that maps the arena, and not Map.
+  static bool IsOnDevice(const v1::ArenaLayout& layout) {
+    return !layout.cuda_ipc_handle().empty() || layout.allocation_bytes() > 0;
+  }
+  // The one or the other.
+  static absl::StatusOr<std::shared_ptr<const Arena>> MapAnywhere(const v1::AttachRequest& request,
+                                                                  const v1::Attached& attached, absl::Time deadline) {
+    return IsOnDevice(attached.arena()) ? MapDevice(request, attached, deadline) : Map(request, attached, deadline);
+  }
   // Checks the layout and maps `descriptor`. INTERNAL: a layout that cannot be (the message names tensor, field, value
   // and limit); RESOURCE_EXHAUSTED: no address space.
   static absl::StatusOr<std::shared_ptr<const Arena>> FromDescriptor(const v1::AttachRequest& request,
@@ -238,6 +247,9 @@ class Arena {
   };
 
   Arena() = default;
+  // The descriptor of layout.descriptor_socket.
+  static absl::StatusOr<FileDescriptor> Fetch(const v1::Attached& attached, absl::Time deadline);
+  static absl::StatusOr<std::unique_ptr<DeviceMapping>> OpenDevice(const v1::Attached& attached, absl::Time deadline);
   absl::StatusOr<const Group*> FindGroup(uint32_t group) const;
   // Makes the views of memory that is mapped at data_. The layout is what FromDescriptor says.
   absl::Status MakeViews(const v1::AttachRequest& request, const v1::Attached& attached);

@@ -22,7 +22,13 @@ class DeviceMapping {
   // such handle, or less than `bytes` behind it. Otherwise the runtime's error.
   static absl::StatusOr<std::unique_ptr<DeviceMapping>> Open(absl::string_view ipc_handle, absl::string_view device,
                                                              uint64_t bytes);
-  // Closes the handle.
+  // Maps an allocation of another process, all `allocation_bytes` of it, by its descriptor, which stays the caller's.
+  //
+  // UNIMPLEMENTED and NOT_FOUND as above. FAILED_PRECONDITION: the driver cannot. INTERNAL: the descriptor is of no
+  // allocation, or of one of another size. RESOURCE_EXHAUSTED: no address space.
+  static absl::StatusOr<std::unique_ptr<DeviceMapping>> Import(int descriptor, absl::string_view device,
+                                                               uint64_t allocation_bytes);
+  // Closes the handle, or unmaps the allocation.
   virtual ~DeviceMapping() = default;
 
   // Device address.

@@ -5,9 +5,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/device_mapping.h"
+#include "kernels/cuda/arena_memory.h"
 #include "kernels/cuda/device_uuid.h"
 #include "kernels/cuda/error.h"
 #include "kernels/cuda/handles.h"
+#include "kernels/cuda/pool_driver.h"
 
 namespace stoker::client {
 namespace {
@@ -17,16 +19,32 @@ using kernels::cuda::ToStatus;
 
 using IpcMemory = kernels::cuda::Handle<void*, cudaIpcCloseMemHandle>;
 
+// Memory behind a handle.
+class IpcBuffer final : public kernels::Buffer {
+ public:
+  IpcBuffer(IpcMemory memory, size_t bytes) : memory_(std::move(memory)), bytes_(bytes) {}
+  std::byte* data() const override { return static_cast<std::byte*>(memory_.get()); }
+  size_t bytes() const override { return bytes_; }
+
+ private:
+  IpcMemory memory_;
+  const size_t bytes_;
+};
+
 class CudaMapping final : public DeviceMapping {
  public:
-  CudaMapping(int ordinal, IpcMemory memory, kernels::cuda::StreamHandle stream)
-      : ordinal_(ordinal), memory_(std::move(memory)), stream_(std::move(stream)) {}
+  // The device is current.
+  static absl::StatusOr<std::unique_ptr<DeviceMapping>> Make(int ordinal, std::unique_ptr<kernels::Buffer> memory) {
+    absl::StatusOr<kernels::cuda::StreamHandle> stream = kernels::cuda::MakeStream();
+    if (!stream.ok()) return stream.status();
+    return std::unique_ptr<DeviceMapping>(new CudaMapping(ordinal, std::move(memory), *std::move(stream)));
+  }
   ~CudaMapping() override {
     const CurrentDevice current(ordinal_);
     stream_ = {};
-    memory_ = {};
+    memory_.reset();
   }
-  std::byte* data() const override { return static_cast<std::byte*>(memory_.get()); }
+  std::byte* data() const override { return memory_->data(); }
   absl::Status Copy(void* to, const void* from, size_t bytes) const override {
     const CurrentDevice current(ordinal_);
     cudaError_t error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_.get());
@@ -35,8 +53,11 @@ class CudaMapping final : public DeviceMapping {
   }
 
  private:
+  CudaMapping(int ordinal, std::unique_ptr<kernels::Buffer> memory, kernels::cuda::StreamHandle stream)
+      : ordinal_(ordinal), memory_(std::move(memory)), stream_(std::move(stream)) {}
+
   const int ordinal_;
-  IpcMemory memory_;
+  std::unique_ptr<kernels::Buffer> memory_;
   kernels::cuda::StreamHandle stream_;
 };
 
@@ -60,6 +81,12 @@ absl::StatusOr<size_t> AllocationBytes(void* memory) {
   return bytes;
 }
 
+absl::StatusOr<int> OrdinalOf(absl::string_view device) {
+  absl::StatusOr<int> ordinal = kernels::cuda::FindDevice(device);
+  if (ordinal.ok()) return ordinal;
+  return absl::NotFoundError(absl::StrCat("the arena is memory of ", device, "; ", ordinal.status().message()));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<DeviceMapping>> DeviceMapping::Open(absl::string_view ipc_handle,
@@ -67,10 +94,8 @@ absl::StatusOr<std::unique_ptr<DeviceMapping>> DeviceMapping::Open(absl::string_
   cudaIpcMemHandle_t handle;
   if (ipc_handle.size() != sizeof handle.reserved) return absl::InternalError("arena: not a handle");
   std::memcpy(handle.reserved, ipc_handle.data(), ipc_handle.size());
-  const absl::StatusOr<int> ordinal = kernels::cuda::FindDevice(device);
-  if (!ordinal.ok()) {
-    return absl::NotFoundError(absl::StrCat("the arena is memory of ", device, "; ", ordinal.status().message()));
-  }
+  const absl::StatusOr<int> ordinal = OrdinalOf(device);
+  if (!ordinal.ok()) return ordinal.status();
   const CurrentDevice current(*ordinal);
   void* opened = nullptr;
   if (const cudaError_t error = cudaIpcOpenMemHandle(&opened, handle, cudaIpcMemLazyEnablePeerAccess);
@@ -85,9 +110,25 @@ absl::StatusOr<std::unique_ptr<DeviceMapping>> DeviceMapping::Open(absl::string_
     return absl::InternalError(
         absl::StrCat("arena size_bytes ", bytes, " is more than the ", *size, " bytes behind the handle"));
   }
-  absl::StatusOr<kernels::cuda::StreamHandle> stream = kernels::cuda::MakeStream();
-  if (!stream.ok()) return stream.status();
-  return std::make_unique<CudaMapping>(*ordinal, std::move(memory), *std::move(stream));
+  return CudaMapping::Make(*ordinal, std::make_unique<IpcBuffer>(std::move(memory), *size));
+}
+
+absl::StatusOr<std::unique_ptr<DeviceMapping>> DeviceMapping::Import(int descriptor, absl::string_view device,
+                                                                     uint64_t allocation_bytes) {
+  const absl::StatusOr<int> ordinal = OrdinalOf(device);
+  if (!ordinal.ok()) return ordinal.status();
+  const CurrentDevice current(*ordinal);
+  // Makes the GPU's context, which the driver's functions need.
+  if (const cudaError_t error = cudaFree(nullptr); error != cudaSuccess) {
+    return ToStatus(error, absl::StrCat(device, " cannot be used"));
+  }
+  absl::StatusOr<std::unique_ptr<kernels::Buffer>> memory =
+      kernels::cuda::ImportArena(kernels::cuda::LoadPoolDriver(), *ordinal, descriptor, allocation_bytes);
+  if (!memory.ok()) {
+    return absl::Status(memory.status().code(),
+                        absl::StrCat("arena: its allocation on ", device, ": ", memory.status().message()));
+  }
+  return CudaMapping::Make(*ordinal, *std::move(memory));
 }
 
 }  // namespace stoker::client

@@ -192,9 +192,7 @@ absl::Status Session::Impl::MapDirect(const v1::Attached& attached, absl::Time d
   if (!attached.has_direct()) {
     return absl::FailedPreconditionError("plane: the daemon is of a version without a direct plane");
   }
-  absl::StatusOr<std::shared_ptr<const Arena>> arena = attached.arena().cuda_ipc_handle().empty()
-                                                           ? Arena::Map(request_, attached, deadline)
-                                                           : Arena::MapDevice(request_, attached);
+  absl::StatusOr<std::shared_ptr<const Arena>> arena = Arena::MapAnywhere(request_, attached, deadline);
   if (!arena.ok()) return arena.status();
   absl::StatusOr<std::shared_ptr<const PoolMapping>> pool = PoolMapping::Map(attached, deadline);
   if (!pool.ok()) return pool.status();
@@ -218,8 +216,7 @@ absl::StatusOr<std::shared_ptr<const Arena>> Session::Impl::FindArena(const v1::
     case ArenaMapping::kRequired:
       return Arena::Map(request_, attached, deadline);
     case ArenaMapping::kDevice:
-      return attached.arena().cuda_ipc_handle().empty() ? Arena::Map(request_, attached, deadline)
-                                                        : Arena::MapDevice(request_, attached);
+      return Arena::MapAnywhere(request_, attached, deadline);
     case ArenaMapping::kWherePossible:
       break;
   }

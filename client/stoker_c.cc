@@ -163,6 +163,7 @@ absl::Status ToRequest(const stoker_attach_options& options, v1::AttachRequest* 
   request->set_index_space(static_cast<v1::IndexSpace>(options.index_space));
   request->set_staging_bytes(options.staging_bytes);
   request->set_max_reserved_blocks(options.max_reserved_blocks);
+  request->set_arena_sharing(static_cast<v1::ArenaSharing>(options.arena_sharing));
   for (size_t i = 0; i < options.group_count; ++i) {
     const stoker_index_group& group = options.groups[i];
     if (group.layers == nullptr && group.layer_count > 0) return Null(absl::StrCat("options.groups[", i, "].layers"));

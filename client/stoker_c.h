@@ -50,6 +50,8 @@ enum { STOKER_ROW_LAYOUT_LINEAR = 1, STOKER_ROW_LAYOUT_SPLIT_KV = 2, STOKER_ROW_
 enum { STOKER_INDEX_SPACE_POSITION = 1, STOKER_INDEX_SPACE_POOL_ROW = 2 };
 /* AUTO is direct where that can be had, then server, then RPC; it is no plane of a session. */
 enum { STOKER_PLANE_AUTO = 0, STOKER_PLANE_RPC = 1, STOKER_PLANE_SERVER = 2, STOKER_PLANE_DIRECT = 3 };
+/* UNSPECIFIED: a descriptor on the CPU, a handle on a GPU. */
+enum { STOKER_ARENA_SHARING_UNSPECIFIED = 0, STOKER_ARENA_SHARING_IPC_HANDLE = 1, STOKER_ARENA_SHARING_DESCRIPTOR = 2 };
 /* stoker.v1.BatchRowStatus: how a batch row was taken. */
 enum { STOKER_BATCH_ROW_OK = 0 };
 
@@ -128,6 +130,7 @@ typedef struct {
   int32_t plane;               /* STOKER_PLANE_AUTO and so on: as AttachOnPlane of plane.h */
   int64_t attach_timeout_ms;   /* 0: 10 s */
   int64_t reattach_timeout_ms; /* 0: 60 s; below 0: a lost session ends */
+  int32_t arena_sharing;       /* STOKER_ARENA_SHARING_...: how the arena is mapped */
 } stoker_attach_options;
 
 /* Attaches, and maps the arena and, on the direct plane, the pool. On the other planes an arena that cannot be mapped

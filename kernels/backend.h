@@ -82,6 +82,13 @@ struct PoolProgress {
 
 class Backend;
 
+// How another process is to map memory of Backend::AllocateShared.
+enum class Sharing : uint8_t {
+  kDefault = 0,     // by a descriptor on the CPU, by a handle on a GPU
+  kIpcHandle = 1,   // Buffer::ipc_handle. The memory may be kept, and given out again
+  kDescriptor = 2,  // Buffer::exported, one part. The memory is no other buffer's, before or after
+};
+
 struct PoolOptions {
   // Other backends, of the same kind, that must reach the pool as well.
   std::vector<const Backend*> peers;
@@ -201,14 +208,20 @@ class Backend {
   virtual bool shares_contexts() const { return false; }
   // Why a stream must not wait for doorbells here; empty where it may.
   virtual std::string_view no_doorbells() const { return {}; }
-  // Why another process cannot map memory of AllocateShared; empty where it can.
-  virtual std::string_view no_shared_memory() const { return {}; }
+  // Why AllocateShared cannot give memory that is shared so; empty where it can.
+  virtual std::string_view NoSharing(Sharing sharing) const {
+    return sharing == Sharing::kIpcHandle ? "memory there has no handle of CUDA's, but a descriptor" : "";
+  }
   // Zeroed host memory for a pool, which the device reads and writes. RESOURCE_EXHAUSTED names asked and available
   // bytes and the limit.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocatePool(size_t bytes, const PoolOptions& options) = 0;
   absl::StatusOr<std::unique_ptr<Buffer>> AllocatePool(size_t bytes) { return AllocatePool(bytes, PoolOptions()); }
-  // Zeroed device memory that a client can map.
-  virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocateShared(size_t bytes) = 0;
+  // Zeroed device memory that a client can map. RESOURCE_EXHAUSTED; FAILED_PRECONDITION, with the reason: NoSharing.
+  // With kIpcHandle and kDefault the handle may be missing nevertheless, where the driver gives none.
+  virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocateShared(size_t bytes, Sharing sharing) = 0;
+  absl::StatusOr<std::unique_ptr<Buffer>> AllocateShared(size_t bytes) {
+    return AllocateShared(bytes, Sharing::kDefault);
+  }
   // Zeroed device memory that no client can map.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocatePrivate(size_t bytes) = 0;
   // Zeroed host memory that operations and copies of every backend of its kind reach.

@@ -8,6 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/replay/cuda/gpu_plane.h"
 #include "client/replay/cuda/gpu_rows.h"
@@ -28,6 +29,7 @@ constexpr uint64_t kMessageOverhead = 4096;
 constexpr uint64_t kMaxInlineStoreBytes = uint64_t{4} << 20;
 // An admission may wait while another engine stores a prefix of up to a few GB.
 constexpr absl::Duration kAdmitTimeout = absl::Seconds(120);
+constexpr absl::Duration kMapTimeout = absl::Seconds(10);
 constexpr uint32_t kMaxReadRows = 65536;
 
 uint64_t RoundUp(uint64_t bytes, uint64_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
@@ -36,6 +38,12 @@ v1::RowLayout LayoutOf(const Options& options) {
   if (options.row_layout == "split_kv") return v1::ROW_LAYOUT_SPLIT_KV;
   if (options.row_layout == "dsv4_paged") return v1::ROW_LAYOUT_DSV4_PAGED;
   return v1::ROW_LAYOUT_LINEAR;
+}
+
+v1::ArenaSharing SharingOf(const Options& options) {
+  if (options.arena == "ipc") return v1::ARENA_SHARING_IPC_HANDLE;
+  if (options.arena == "descriptor") return v1::ARENA_SHARING_DESCRIPTOR;
+  return v1::ARENA_SHARING_UNSPECIFIED;
 }
 
 using Clock = std::chrono::steady_clock;
@@ -103,6 +111,7 @@ absl::Status EngineSession::Attach(const client::Client& client, const SessionNe
   attach.set_pool(options_.pool);
   attach.set_name(needs.name);
   attach.set_device(*device);
+  attach.set_arena_sharing(SharingOf(options_));
   attach.set_state_rows(needs.state_rows);
   attach.set_hot_rows(options_.hot_rows);
   attach.set_max_top_k(options_.top_k);
@@ -168,9 +177,9 @@ absl::Status EngineSession::MapRows(const v1::AttachRequest& attach, const Sessi
   std::shared_ptr<const client::Arena> arena = session_->arena();
   const v1::Attached info = session_->info();
   const bool local = absl::StartsWith(needs.address, "unix:");
-  if (!arena->status().ok() && local && !info.arena().cuda_ipc_handle().empty() && HasGpuRows()) {
+  if (!arena->status().ok() && local && client::Arena::IsOnDevice(info.arena()) && HasGpuRows()) {
     // Not every process sees the GPU (CUDA_VISIBLE_DEVICES).
-    auto on_gpu = client::Arena::MapDevice(attach, info);
+    auto on_gpu = client::Arena::MapDevice(attach, info, absl::Now() + kMapTimeout);
     if (on_gpu.ok()) {
       arena = *std::move(on_gpu);
     } else {

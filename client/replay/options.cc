@@ -110,6 +110,9 @@ const std::vector<OptionGroup>& Table() {
            {"plane", Choice{&Options::plane, {"auto", "rpc", "server", "direct"}},
             "How steps are made: by calls, by doorbells in the session's memory, or by this program itself, which maps "
             "the whole pool for that. auto: direct where it can be had, then server, then rpc."},
+           {"arena", Choice{&Options::arena, {"auto", "ipc", "descriptor"}},
+            "How sessions share their memory: by a handle of CUDA IPC, which a GPU has alone, or by a descriptor, for "
+            "which the daemon must be reached through a Unix socket. auto: a handle on a GPU, else a descriptor."},
        }},
       {"Model",
        {

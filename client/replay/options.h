@@ -63,6 +63,7 @@ struct Options {
   uint32_t block_rows = 64;
   std::string transfer = "auto";
   std::string plane = "auto";
+  std::string arena = "auto";
   // Output.
   bool json = false;
   std::string progress = "auto";

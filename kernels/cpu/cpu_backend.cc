@@ -164,7 +164,10 @@ class CpuBackend : public Backend {
     if (!status.ok()) return status;
     return memory;
   }
-  absl::StatusOr<std::unique_ptr<Buffer>> AllocateShared(size_t bytes) override {
+  absl::StatusOr<std::unique_ptr<Buffer>> AllocateShared(size_t bytes, Sharing sharing) override {
+    if (const std::string_view reason = NoSharing(sharing); !reason.empty()) {
+      return absl::FailedPreconditionError(absl::StrCat("sharing: ", std::string(reason)));
+    }
     return bank_.Allocate("stoker-shared", bytes, MemoryBank::Sharing::kShared);
   }
   absl::StatusOr<std::unique_ptr<Buffer>> AllocatePrivate(size_t bytes) override {

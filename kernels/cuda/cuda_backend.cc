@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cpu/memory.h"
+#include "kernels/cuda/arena_memory.h"
 #include "kernels/cuda/completions.h"
 #include "kernels/cuda/cuda_stream.h"
 #include "kernels/cuda/device_health.h"
@@ -100,7 +101,29 @@ class CudaBackend final : public Backend {
     return AllocatePinnedPool(pool_driver_, &bank_, devices, bytes, options);
   }
 
-  absl::StatusOr<std::unique_ptr<Buffer>> AllocateShared(size_t bytes) override { return Allocate(&shared_, bytes); }
+  std::string_view NoSharing(Sharing sharing) const override {
+    const absl::string_view reason = no_descriptors_.message();
+    return sharing == Sharing::kDescriptor ? std::string_view(reason.data(), reason.size()) : "";
+  }
+
+  absl::StatusOr<std::unique_ptr<Buffer>> AllocateShared(size_t bytes, Sharing sharing) override {
+    if (sharing != Sharing::kDescriptor) return Allocate(&shared_, bytes);
+    const CurrentDevice current(device_);
+    absl::StatusOr<std::unique_ptr<Buffer>> arena = AllocateArena(pool_driver_, device_, bytes);
+    if (absl::IsResourceExhausted(arena.status())) {
+      const bool shared_freed = shared_.FreeKept(), private_freed = private_.FreeKept();
+      if (shared_freed || private_freed) arena = AllocateArena(pool_driver_, device_, bytes);
+    }
+    if (!arena.ok()) {
+      // The driver's functions do not say of a lost device that it is lost; this one does, and waits for nothing.
+      size_t free = 0, total = 0;
+      absl::Status lost = health_.Check(cudaMemGetInfo(&free, &total), "device memory cannot be had");
+      return lost.ok() ? arena.status() : lost;
+    }
+    absl::Status status = Zero((*arena)->data(), (*arena)->exported().parts.front().bytes);
+    if (!status.ok()) return status;
+    return arena;
+  }
 
   absl::StatusOr<std::unique_ptr<Buffer>> AllocatePrivate(size_t bytes) override { return Allocate(&private_, bytes); }
 
@@ -131,14 +154,18 @@ class CudaBackend final : public Backend {
     absl::StatusOr<DeviceSlab> slab = slabs->Take(bytes);
     if (!slab.ok()) return slab.status();
     auto buffer = std::make_unique<DeviceBuffer>(slabs, *std::move(slab), bytes);
-    // On a stream of its own: no other stream is waited for.
+    // All of it: an exported slab is seen as a whole.
+    if (absl::Status status = Zero(buffer->data(), DeviceSlabs::SlabBytes(bytes)); !status.ok()) return status;
+    return buffer;
+  }
+
+  // Waits for it, on a stream of its own: no other stream is waited for. The device is current.
+  absl::Status Zero(void* memory, size_t bytes) {
     absl::StatusOr<StreamHandle> stream = MakeStream();
     if (!stream.ok()) return stream.status();
-    // All of it: an exported slab is seen as a whole.
-    cudaError_t error = cudaMemsetAsync(buffer->data(), 0, DeviceSlabs::SlabBytes(bytes), stream->get());
+    cudaError_t error = cudaMemsetAsync(memory, 0, bytes, stream->get());
     if (error == cudaSuccess) error = cudaStreamSynchronize(stream->get());
-    if (error != cudaSuccess) return health_.Check(error, "device memory cannot be zeroed");
-    return buffer;
+    return health_.Check(error, "device memory cannot be zeroed");
   }
 
   const int device_;
@@ -146,6 +173,7 @@ class CudaBackend final : public Backend {
   const DeviceLimits limits_;
   const bool mps_;
   const std::shared_ptr<const PoolDriver> pool_driver_ = LoadPoolDriver();
+  const absl::Status no_descriptors_ = CheckArenaSupport(*pool_driver_, device_);  // why; OK where there are some
   cpu::MemoryBank bank_;
   DeviceHealth health_;
   PinnedSlabs pinned_;

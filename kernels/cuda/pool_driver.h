@@ -1,5 +1,5 @@
-// The CUDA functions that make pool memory, as a table: the driver's are looked up when the process runs, so that a
-// program starts where there is no driver, and tests put others in their place.
+// The CUDA functions that make memory of pools, and of arenas with a descriptor, as a table: the driver's are looked up
+// when the process runs, so that a program starts where there is no driver, and tests put others in their place.
 //
 // Thread safety: the functions of the table may be called by any thread.
 #pragma once

@@ -1,6 +1,5 @@
 #include "kernels/cuda/pool_memory.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -8,14 +7,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <string>
 #include <utility>
 
-#include "absl/functional/any_invocable.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/cuda/handles.h"
+#include "kernels/cuda/driver_allocation.h"
 #include "kernels/populate.h"
 
 namespace stoker::kernels::cuda {
@@ -23,146 +20,6 @@ namespace {
 
 constexpr size_t kChunkBytes = size_t{1} << 30;
 constexpr char kPoolName[] = "stoker-pool";
-
-size_t RoundUp(size_t bytes, size_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
-
-// What the CPU, or a device, may do with mapped memory.
-CUmemAccessDesc ReadWrite(CUmemLocationType type, int id) {
-  CUmemAccessDesc access = {};
-  access.location.type = type;
-  access.location.id = id;
-  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  return access;
-}
-
-std::string NameOf(const PoolDriver& driver, CUresult result) {
-  const char* name = nullptr;
-  if (driver.get_error_name == nullptr || driver.get_error_name(result, &name) != CUDA_SUCCESS || name == nullptr) {
-    return absl::StrCat("error ", static_cast<int>(result));
-  }
-  return name;
-}
-
-absl::Status ToStatus(const PoolDriver& driver, CUresult result, absl::string_view call, size_t bytes) {
-  if (result == CUDA_SUCCESS) return absl::OkStatus();
-  const std::string message = absl::StrCat(call, " of ", bytes, " bytes: ", NameOf(driver, result));
-  return result == CUDA_ERROR_OUT_OF_MEMORY ? absl::ResourceExhaustedError(message) : absl::InternalError(message);
-}
-
-// Takes one acquired thing back when it goes, and says so when that fails.
-class Owned {
- public:
-  Owned() = default;
-  Owned(const char* what, absl::AnyInvocable<CUresult()> give_back) : what_(what), give_back_(std::move(give_back)) {}
-  ~Owned() { Reset(); }
-  Owned(Owned&& other) noexcept : what_(other.what_), give_back_(std::exchange(other.give_back_, nullptr)) {}
-  Owned& operator=(Owned&& other) noexcept {
-    if (this != &other) {
-      Reset();
-      what_ = other.what_;
-      give_back_ = std::exchange(other.give_back_, nullptr);
-    }
-    return *this;
-  }
-
-  void Reset() {
-    if (give_back_ == nullptr) return;
-    const CUresult result = std::exchange(give_back_, nullptr)();
-    if (result != CUDA_SUCCESS && result != CUDA_ERROR_DEINITIALIZED) {
-      std::fprintf(stderr, "stoker: %s cannot be given back: error %d\n", what_, static_cast<int>(result));
-    }
-  }
-
- private:
-  const char* what_ = "";
-  absl::AnyInvocable<CUresult()> give_back_;
-};
-
-// One allocation of the driver. Destroyed from the last member on.
-struct NumaPart {
-  CUmemGenericAllocationHandle handle = 0;
-  Owned allocation;  // not once it is mapped: the mapping and the descriptor keep it
-  FileDescriptor file;
-  Owned mapping;
-};
-
-class NumaBuffer final : public Buffer {
- public:
-  NumaBuffer(std::shared_ptr<const PoolDriver> driver, size_t bytes, size_t chunk_bytes, size_t mapped_bytes)
-      : driver_(std::move(driver)),
-        bytes_(bytes),
-        chunk_bytes_(chunk_bytes),
-        mapped_bytes_(mapped_bytes),
-        parts_((mapped_bytes + chunk_bytes - 1) / chunk_bytes) {}
-
-  std::byte* data() const override { return reinterpret_cast<std::byte*>(address_); }
-  size_t bytes() const override { return bytes_; }
-  ExportedMemory exported() const override {
-    if (parts_.front().file.get() < 0) return {};  // imported
-    ExportedMemory exported{ExportedMemory::Kind::kCudaAllocation, {}};
-    for (size_t i = 0; i < parts_.size(); ++i) {
-      exported.parts.push_back({parts_[i].file.get(), std::min(chunk_bytes_, mapped_bytes_ - i * chunk_bytes_)});
-    }
-    return exported;
-  }
-
-  absl::Status Reserve() {
-    const CUresult result = driver_->address_reserve(&address_, mapped_bytes_, 0, 0, 0);
-    if (result != CUDA_SUCCESS) return ToStatus(*driver_, result, "cuMemAddressReserve", mapped_bytes_);
-    range_ = Owned("an address range", [this] { return driver_->address_free(address_, mapped_bytes_); });
-    return absl::OkStatus();
-  }
-
-  absl::Status Create(size_t offset, size_t bytes, const CUmemAllocationProp& properties) {
-    NumaPart& part = parts_[offset / chunk_bytes_];
-    CUresult result = driver_->create(&part.handle, bytes, &properties, 0);
-    if (result != CUDA_SUCCESS) return ToStatus(*driver_, result, "cuMemCreate", bytes);
-    Own(&part);
-    int descriptor = -1;
-    result = driver_->export_handle(&descriptor, part.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-    if (result != CUDA_SUCCESS) return ToStatus(*driver_, result, "cuMemExportToShareableHandle", bytes);
-    part.file = FileDescriptor(descriptor);
-    if (fcntl(descriptor, F_SETFD, FD_CLOEXEC) != 0) {
-      return absl::InternalError(absl::StrCat("fcntl of a pool's descriptor: ", std::strerror(errno)));
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status Import(size_t offset, int descriptor, size_t bytes) {
-    NumaPart& part = parts_[offset / chunk_bytes_];
-    const CUresult result =
-        driver_->import_handle(&part.handle, reinterpret_cast<void*>(static_cast<intptr_t>(descriptor)),
-                               CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-    if (result != CUDA_SUCCESS) return ToStatus(*driver_, result, "cuMemImportFromShareableHandle", bytes);
-    Own(&part);
-    return absl::OkStatus();
-  }
-
-  absl::Status Map(size_t offset, size_t bytes, const std::vector<CUmemAccessDesc>& access) {
-    NumaPart& part = parts_[offset / chunk_bytes_];
-    const CUdeviceptr address = address_ + offset;
-    CUresult result = driver_->map(address, bytes, 0, part.handle, 0);
-    if (result != CUDA_SUCCESS) return ToStatus(*driver_, result, "cuMemMap", bytes);
-    part.mapping = Owned("a mapping", [this, address, bytes] { return driver_->unmap(address, bytes); });
-    part.allocation.Reset();
-    result = driver_->set_access(address, bytes, access.data(), access.size());
-    return ToStatus(*driver_, result, "cuMemSetAccess", bytes);
-  }
-
- private:
-  void Own(NumaPart* part) {
-    part->allocation =
-        Owned("an allocation", [driver = driver_.get(), handle = part->handle] { return driver->release(handle); });
-  }
-
-  const std::shared_ptr<const PoolDriver> driver_;
-  const size_t bytes_;
-  const size_t chunk_bytes_;
-  const size_t mapped_bytes_;
-  CUdeviceptr address_ = 0;
-  Owned range_;
-  std::vector<NumaPart> parts_;  // after the range: goes first
-};
 
 class RegisteredBuffer final : public Buffer {
  public:
@@ -230,25 +87,6 @@ class ImportedFile final : public Buffer {
   void* const data_;
   const size_t bytes_;
 };
-
-absl::Status CheckFunctions(const PoolDriver& driver) {
-  const std::pair<const char*, bool> functions[] = {
-      {"cuDeviceGetAttribute", driver.device_get_attribute != nullptr},
-      {"cuMemGetAllocationGranularity", driver.get_allocation_granularity != nullptr},
-      {"cuMemAddressReserve", driver.address_reserve != nullptr},
-      {"cuMemAddressFree", driver.address_free != nullptr},
-      {"cuMemCreate", driver.create != nullptr},
-      {"cuMemRelease", driver.release != nullptr},
-      {"cuMemMap", driver.map != nullptr},
-      {"cuMemUnmap", driver.unmap != nullptr},
-      {"cuMemSetAccess", driver.set_access != nullptr},
-      {"cuMemExportToShareableHandle", driver.export_handle != nullptr},
-      {"cuMemImportFromShareableHandle", driver.import_handle != nullptr}};
-  for (const auto& [name, found] : functions) {
-    if (!found) return absl::FailedPreconditionError(absl::StrCat("the driver has no ", name));
-  }
-  return absl::OkStatus();
-}
 
 // Host NUMA node of a device. FAILED_PRECONDITION: the device cannot use allocations on it.
 absl::StatusOr<int> NumaNodeOf(const PoolDriver& driver, int device) {
@@ -340,7 +178,7 @@ absl::StatusOr<std::unique_ptr<Buffer>> AllocateNumaPool(std::shared_ptr<const P
   }
   const size_t mapped_bytes = RoundUp(bytes, granularity);
   const size_t chunk_bytes = RoundUp(plan.chunk_bytes, granularity);
-  auto buffer = std::make_unique<NumaBuffer>(driver, bytes, chunk_bytes, mapped_bytes);
+  auto buffer = std::make_unique<AllocationBuffer>(driver, bytes, chunk_bytes, mapped_bytes);
   if (absl::Status status = buffer->Reserve(); !status.ok()) return status;
   // The driver fetches and zeroes the pages in cuMemCreate.
   absl::Status status = ForEachChunk(mapped_bytes, chunk_bytes, plan.fault_threads,
@@ -445,7 +283,7 @@ absl::StatusOr<std::unique_ptr<Buffer>> ImportPool(std::shared_ptr<const PoolDri
     }
     bytes += part.bytes;
   }
-  auto buffer = std::make_unique<NumaBuffer>(driver, bytes, chunk_bytes, bytes);
+  auto buffer = std::make_unique<AllocationBuffer>(driver, bytes, chunk_bytes, bytes);
   if (absl::Status status = buffer->Reserve(); !status.ok()) return status;
   const std::vector<CUmemAccessDesc> access = AccessOf(*node, devices);
   size_t offset = 0;

@@ -45,14 +45,7 @@ absl::StatusOr<DeviceSlab> DeviceSlabs::Take(size_t bytes) {
   absl::StatusOr<DeviceMemory> memory = MakeDeviceMemory(slab.bytes);
   if (absl::IsResourceExhausted(memory.status())) {
     cudaGetLastError();
-    std::deque<DeviceSlab> freed;
-    {
-      const std::lock_guard lock(mutex_);
-      freed.swap(kept_);
-      kept_bytes_ = 0;
-    }
-    if (freed.empty()) return memory.status();
-    freed.clear();
+    if (!FreeKept()) return memory.status();
     memory = MakeDeviceMemory(slab.bytes);
     if (!memory.ok()) cudaGetLastError();
   }
@@ -68,6 +61,15 @@ absl::StatusOr<DeviceSlab> DeviceSlabs::Take(size_t bytes) {
     }
   }
   return slab;
+}
+
+bool DeviceSlabs::FreeKept() {
+  const CurrentDevice current(device_);
+  std::deque<DeviceSlab> freed;  // without the lock: to free one waits
+  const std::lock_guard lock(mutex_);
+  freed.swap(kept_);
+  kept_bytes_ = 0;
+  return !freed.empty();
 }
 
 void DeviceSlabs::Give(DeviceSlab slab) {

@@ -43,6 +43,8 @@ class DeviceSlabs {
   absl::StatusOr<DeviceSlab> Take(size_t bytes);
   // No work may use the slab any more.
   void Give(DeviceSlab slab);
+  // Frees all that is kept, which waits for the device. Whether anything was.
+  bool FreeKept();
 
   // The size of a slab for so many bytes: few sizes, so that a slab that was given back fits the next request.
   static size_t SlabBytes(size_t bytes);

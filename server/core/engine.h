@@ -29,6 +29,9 @@ namespace stoker::core {
 
 enum class IndexSpace : uint8_t { kUnspecified = 0, kPosition = 1, kPoolRow = 2 };
 
+// How the engine is to map the session's arena. Values are those of ArenaSharing in sessions.proto.
+enum class ArenaSharing : uint8_t { kUnspecified = 0, kIpcHandle = 1, kDescriptor = 2 };
+
 // How many entries ended how; the order of LookupCounts in residency.proto.
 inline constexpr int kOutcomeCount = 6;
 
@@ -37,6 +40,7 @@ struct SessionSpec {
   std::string name;
   std::string device;   // one of Engine::devices; empty: the first
   bool direct = false;  // on the direct plane
+  ArenaSharing arena_sharing = ArenaSharing::kUnspecified;
   int64_t state_rows = 0;
   int64_t hot_rows = 0;
   int64_t max_top_k = 0;
@@ -70,8 +74,9 @@ struct DirectLayout {
 
 struct ArenaLayout {
   uint64_t size_bytes = 0;
-  std::string ipc_handle;       // cudaIpcMemHandle_t of the arena; empty where it has none
-  bool has_descriptor = false;  // SessionStorage::arena_descriptor is one
+  std::string ipc_handle;         // cudaIpcMemHandle_t of the arena; empty where it has none
+  bool has_descriptor = false;    // SessionStorage::arena_descriptor is one,
+  uint64_t allocation_bytes = 0;  //   of a CUDA allocation with so many bytes; 0: of a file
   std::optional<DirectLayout> direct;
   std::vector<ArenaTensor> tensors;
   int32_t region_rows = 0;
@@ -292,8 +297,10 @@ class Engine {
   virtual bool MpsEnabled() const = 0;
   // Why sessions on the device can have no server plane; empty where they can.
   virtual std::string NoServerPlane(absl::string_view device) const = 0;
-  // Likewise the direct plane, on this pool.
-  virtual std::string NoDirectPlane(absl::string_view device, const PoolStorage& pool) const = 0;
+  // Why sessions on the device can have no arena that is shared so; empty where they can.
+  virtual std::string NoArenaSharing(absl::string_view device, ArenaSharing sharing) const = 0;
+  // Why sessions of this pool can have no direct plane; empty where they can.
+  virtual std::string NoDirectPlane(const PoolStorage& pool) const = 0;
   // Bytes that CreatePool and CreateSession would take.
   virtual absl::StatusOr<int64_t> PoolBytes(const PoolSpec& spec) const = 0;
   virtual absl::StatusOr<int64_t> SessionBytes(const PoolSpec& pool, const SessionSpec& spec) const = 0;

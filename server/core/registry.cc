@@ -334,9 +334,9 @@ absl::Status Registry::CheckSpec(const PoolSpec& pool, SessionSpec* spec) const 
   return CheckRange("max_reserved_blocks", spec->max_reserved_blocks, 1, most);
 }
 
-std::string Registry::NoDirectPlane(absl::string_view device, const PoolEntry& pool) const {
+std::string Registry::NoDirectPlane(const PoolEntry& pool) const {
   if (!limits_.direct_plane) return "direct_plane is off in the daemon's configuration";
-  return engine_->NoDirectPlane(device, *pool.storage);
+  return engine_->NoDirectPlane(*pool.storage);
 }
 
 std::string Registry::MakeToken(SessionId id) const {
@@ -380,10 +380,16 @@ absl::StatusOr<std::shared_ptr<Session>> Registry::AttachNow(const std::shared_p
   const std::shared_ptr<PoolEntry>& pool = *found;
   if (absl::Status status = CheckSpec(pool->pool.spec(), &spec); !status.ok()) return status;
   if (spec.direct) {
-    const std::string reason = NoDirectPlane(spec.device, *pool);
+    const std::string reason = NoDirectPlane(*pool);
     if (!reason.empty()) {
       return absl::FailedPreconditionError(absl::StrCat("plane: the direct plane is not available: ", reason));
     }
+  }
+  if (const std::string reason = engine_->NoArenaSharing(spec.device, spec.arena_sharing); !reason.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "arena_sharing: ",
+        spec.arena_sharing == ArenaSharing::kIpcHandle ? "ARENA_SHARING_IPC_HANDLE" : "ARENA_SHARING_DESCRIPTOR",
+        " given, not available on ", spec.device, ": ", reason));
   }
   const absl::StatusOr<int64_t> bytes = engine_->SessionBytes(pool->pool.spec(), spec);
   if (!bytes.ok()) return bytes.status();

@@ -127,8 +127,8 @@ class Registry {
   std::vector<std::shared_ptr<PoolEntry>> Pools() const;
   absl::StatusOr<std::shared_ptr<PoolEntry>> FindPool(absl::string_view name) const;
 
-  // Why no session of the pool on the device can be on the direct plane; empty where one can.
-  std::string NoDirectPlane(absl::string_view device, const PoolEntry& pool) const;
+  // Why no session of the pool can be on the direct plane; empty where one can.
+  std::string NoDirectPlane(const PoolEntry& pool) const;
   // The statuses of Attach in sessions.proto.
   void Attach(SessionSpec spec, SessionEvents events,
               absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<Session>>) &&> done);

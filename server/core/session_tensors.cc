@@ -19,7 +19,7 @@ absl::StatusOr<uint64_t> Session::OfferDescriptor(FileDescriptor descriptor) {
   }
   absl::MutexLock lock(&mutex_);
   if (!ended_.ok()) return ended_;
-  if (!arena_.has_descriptor) {
+  if (!arena_.has_descriptor || arena_.allocation_bytes > 0) {
     return absl::FailedPreconditionError(absl::StrCat("offered_descriptor: the session is on ", spec_.device,
                                                       "; memory there is registered by its cuda_ipc handle"));
   }

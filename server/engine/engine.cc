@@ -139,11 +139,13 @@ class BackendEngine final : public core::Engine {
     return std::string(BackendOf(device).no_doorbells());
   }
 
-  std::string NoDirectPlane(absl::string_view device, const core::PoolStorage& pool) const override {
-    if (!static_cast<const PoolMemory&>(pool).exported()) {
-      return "the pool's memory cannot be mapped by another process";
-    }
-    return std::string(BackendOf(device).no_shared_memory());
+  std::string NoArenaSharing(absl::string_view device, core::ArenaSharing sharing) const override {
+    return std::string(BackendOf(device).NoSharing(SharingOf(sharing)));
+  }
+
+  std::string NoDirectPlane(const core::PoolStorage& pool) const override {
+    if (static_cast<const PoolMemory&>(pool).exported()) return {};
+    return "the pool's memory cannot be mapped by another process";
   }
 
   absl::StatusOr<int64_t> PoolBytes(const core::PoolSpec& spec) const override {

@@ -4,6 +4,8 @@
 #include <numeric>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 namespace stoker::engine {
 
 absl::StatusOr<std::unique_ptr<core::SessionStorage>> SessionStorage::Create(
@@ -13,12 +15,7 @@ absl::StatusOr<std::unique_ptr<core::SessionStorage>> SessionStorage::Create(
   if (!memory.ok()) return memory.status();
   std::unique_ptr<SessionStorage> storage(
       new SessionStorage(backend, bounce, pool_spec, pool, words, spec, direct, *std::move(memory)));
-  absl::StatusOr<std::unique_ptr<kernels::Buffer>> arena =
-      backend.AllocateShared(static_cast<size_t>(storage->memory_.arena_bytes));
-  if (!arena.ok()) return arena.status();
-  storage->arena_ = *std::move(arena);
-  storage->memory_.arena.ipc_handle = std::string(storage->arena_->ipc_handle());
-  storage->memory_.arena.has_descriptor = storage->arena_->descriptor() >= 0;
+  if (absl::Status status = storage->AllocateArena(); !status.ok()) return status;
   if (spec.direct) {
     storage->memory_.arena.direct = direct.layout;
     absl::StatusOr<std::unique_ptr<kernels::Buffer>> abort = backend.AllocateHost(sizeof(uint32_t));
@@ -35,6 +32,28 @@ absl::StatusOr<std::unique_ptr<core::SessionStorage>> SessionStorage::Create(
   storage->stream_ = *std::move(stream);
   if (absl::Status status = storage->Initialize(); !status.ok()) return status;
   return storage;
+}
+
+absl::Status SessionStorage::AllocateArena() {
+  absl::StatusOr<std::unique_ptr<kernels::Buffer>> arena =
+      backend_.AllocateShared(static_cast<size_t>(memory_.arena_bytes), SharingOf(spec_.arena_sharing));
+  if (!arena.ok()) return arena.status();
+  arena_ = *std::move(arena);
+  if (spec_.arena_sharing == core::ArenaSharing::kIpcHandle && arena_->ipc_handle().empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("arena_sharing: ARENA_SHARING_IPC_HANDLE given, the driver has no handles of memory of ",
+                     std::string(backend_.device())));
+  }
+  core::ArenaLayout& layout = memory_.arena;
+  layout.ipc_handle = std::string(arena_->ipc_handle());
+  arena_descriptor_ = arena_->descriptor();
+  const kernels::ExportedMemory exported = arena_->exported();
+  if (exported.kind == kernels::ExportedMemory::Kind::kCudaAllocation) {
+    arena_descriptor_ = exported.parts.front().descriptor;
+    layout.allocation_bytes = exported.parts.front().bytes;
+  }
+  layout.has_descriptor = arena_descriptor_ >= 0;
+  return absl::OkStatus();
 }
 
 absl::Status SessionStorage::Initialize() {

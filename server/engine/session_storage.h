@@ -21,6 +21,10 @@ struct DirectMemory {
   std::shared_ptr<void> place;   // gives `result` back
 };
 
+inline kernels::Sharing SharingOf(core::ArenaSharing sharing) { return static_cast<kernels::Sharing>(sharing); }
+static_assert(static_cast<int>(kernels::Sharing::kIpcHandle) == static_cast<int>(core::ArenaSharing::kIpcHandle));
+static_assert(static_cast<int>(kernels::Sharing::kDescriptor) == static_cast<int>(core::ArenaSharing::kDescriptor));
+
 class SessionStorage final : public core::SessionStorage {
  public:
   static absl::StatusOr<std::unique_ptr<core::SessionStorage>> Create(
@@ -29,7 +33,7 @@ class SessionStorage final : public core::SessionStorage {
   ~SessionStorage() override = default;
 
   const core::ArenaLayout& arena() const override { return memory_.arena; }
-  int arena_descriptor() const override { return arena_->descriptor(); }
+  int arena_descriptor() const override { return arena_descriptor_; }
   core::Bounce* bounce() const override { return bounce_; }
 
   absl::Status Open(int32_t state_row, core::SequenceId id, absl::Span<const int32_t> table) override;
@@ -76,6 +80,7 @@ class SessionStorage final : public core::SessionStorage {
         words_(words),
         direct_(direct) {}
 
+  absl::Status AllocateArena();
   absl::Status Initialize();
   // Empties the residency of at most kChunkRows state rows.
   absl::Status Reset(std::vector<int32_t> state_rows);
@@ -147,6 +152,7 @@ class SessionStorage final : public core::SessionStorage {
   int64_t step_rows_ = 0;  // of the step being enqueued: columns of its arguments
   std::vector<std::shared_ptr<void>> kept_;
   std::unique_ptr<kernels::Buffer> arena_;
+  int arena_descriptor_ = -1;                     // of arena_
   std::unique_ptr<kernels::Buffer> state_;        // null on the direct plane
   std::unique_ptr<kernels::Buffer> quiet_abort_;  // the direct plane's: u32, not 0 when its engine is gone
   std::shared_ptr<ArmedPlane> plane_;             // the last one; it may have ended

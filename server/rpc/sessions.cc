@@ -18,6 +18,7 @@ core::SessionSpec FromProto(const v1::AttachRequest& proto) {
   spec.name = proto.name();
   spec.device = proto.device();
   spec.direct = proto.plane() == v1::PLANE_DIRECT;
+  spec.arena_sharing = static_cast<core::ArenaSharing>(proto.arena_sharing());  // CheckSharing has seen it
   spec.state_rows = proto.state_rows();
   spec.hot_rows = proto.hot_rows();
   spec.max_top_k = proto.max_top_k();
@@ -48,6 +49,7 @@ void ToProto(const core::ArenaLayout& layout, const std::string& descriptor_path
   proto->set_newest_row(static_cast<uint32_t>(layout.newest_row));
   proto->set_cuda_ipc_handle(layout.ipc_handle);
   if (layout.has_descriptor) proto->set_descriptor_socket(descriptor_path);
+  proto->set_allocation_bytes(layout.allocation_bytes);
 }
 
 void AddPlane(v1::Plane plane, absl::string_view reason, v1::Attached* attached) {
@@ -67,7 +69,7 @@ absl::string_view NoServerPlane(const core::Session& session, const v1::ArenaLay
 
 // Why no session like this one can be on the direct plane; empty where it can.
 std::string NoDirectPlane(const ServiceContext& service, const core::Session& session) {
-  std::string reason = service.registry->NoDirectPlane(session.spec().device, *session.pool());
+  std::string reason = service.registry->NoDirectPlane(*session.pool());
   if (reason.empty() && service.descriptor_path.empty()) reason = "the daemon has no Unix socket to hand memory out";
   return reason;
 }
@@ -88,6 +90,21 @@ absl::Status CheckReach(const grpc::CallbackServerContext& context, const v1::At
   return absl::FailedPreconditionError(absl::StrCat(
       "plane: the direct plane is not available: memory is handed out through the daemon's Unix socket, and ",
       context.peer(), " does not come through it"));
+}
+
+// INVALID_ARGUMENT: the field has a value of no meaning. FAILED_PRECONDITION: a descriptor is asked for, and this
+// daemon hands out none.
+absl::Status CheckSharing(const ServiceContext& service, const v1::AttachRequest& request) {
+  if (!v1::ArenaSharing_IsValid(request.arena_sharing())) {
+    return absl::InvalidArgumentError(absl::StrCat("arena_sharing: ", static_cast<int>(request.arena_sharing()),
+                                                   " given, allowed are 0 to ",
+                                                   static_cast<int>(v1::ArenaSharing_MAX)));
+  }
+  if (request.arena_sharing() == v1::ARENA_SHARING_DESCRIPTOR && service.descriptor_path.empty()) {
+    return absl::FailedPreconditionError(
+        "arena_sharing: ARENA_SHARING_DESCRIPTOR given, the daemon has no Unix socket to hand descriptors out");
+  }
+  return absl::OkStatus();
 }
 
 // The stream of one session. Lives until gRPC is done with it; the session's events reach it through shared ownership
@@ -261,7 +278,9 @@ class SessionsService final : public v1::Sessions::CallbackService {
 
   grpc::ServerWriteReactor<v1::AttachResponse>* Attach(grpc::CallbackServerContext* context,
                                                        const v1::AttachRequest* request) override {
-    return new AttachStream(service_, *request, CheckReach(*context, *request));
+    absl::Status refused = CheckReach(*context, *request);
+    refused.Update(CheckSharing(service_, *request));
+    return new AttachStream(service_, *request, refused);
   }
 
   grpc::ServerUnaryReactor* Detach(grpc::CallbackServerContext* context, const v1::DetachRequest*,

@@ -28,6 +28,8 @@ using ::testing::HasSubstr;
 constexpr v1::RowLayout kLayouts[] = {v1::ROW_LAYOUT_LINEAR, v1::ROW_LAYOUT_SPLIT_KV, v1::ROW_LAYOUT_DSV4_PAGED};
 constexpr uint64_t kMax = std::numeric_limits<uint64_t>::max();
 
+absl::Time Soon() { return absl::Now() + absl::Seconds(10); }
+
 struct Case {
   explicit Case(v1::RowLayout row_layout) : request(FakeAttachRequest("p")) {
     *attached.mutable_pool() = FakePoolSpec("p", row_layout);
@@ -386,18 +388,18 @@ TEST(ArenaTest, CopiesGoToAndFromViewsThatLieInIt) {
 TEST(ArenaTest, AnArenaOnAGpuIsNotMappedAsHostMemory) {
   Case c(v1::ROW_LAYOUT_LINEAR);
   c.attached.set_device("GPU-00000000-1111-2222-3333-444444444444");
-  EXPECT_EQ(Arena::MapDevice(c.request, c.attached).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(Arena::MapDevice(c.request, c.attached, Soon()).status().code(), absl::StatusCode::kFailedPrecondition);
   c.attached.mutable_arena()->set_cuda_ipc_handle(std::string(64, 'h'));
   const absl::Status host = Arena::Map(c.request, c.attached, absl::Now() + absl::Seconds(1)).status();
   EXPECT_EQ(host.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(host.message()), AllOf(HasSubstr("GPU-00000000"), HasSubstr("ArenaMapping::kDevice")));
   // A client without CUDA, or one that does not see that GPU.
-  const absl::Status device = Arena::MapDevice(c.request, c.attached).status();
+  const absl::Status device = Arena::MapDevice(c.request, c.attached, Soon()).status();
   EXPECT_THAT(device.code(), testing::AnyOf(absl::StatusCode::kUnimplemented, absl::StatusCode::kNotFound)) << device;
   EXPECT_THAT(std::string(device.message()), HasSubstr("GPU-00000000"));
   for (const size_t bytes : {1, 63, 65}) {
     c.attached.mutable_arena()->set_cuda_ipc_handle(std::string(bytes, 'h'));
-    const absl::Status status = Arena::MapDevice(c.request, c.attached).status();
+    const absl::Status status = Arena::MapDevice(c.request, c.attached, Soon()).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
     EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat(bytes, " bytes, not 64")));
   }
@@ -428,6 +430,38 @@ TEST_F(ArenaSocketTest, TheTokenBuysTheDescriptor) {
   (*(*arena)->Indices(0))[0][0] = 77;
   Oracle oracle(c_);
   EXPECT_EQ(reinterpret_cast<int32_t&>(oracle.At("indices.0", {0, 0})), 77);
+}
+
+// What needs no GPU of an arena on one that is behind a descriptor.
+TEST_F(ArenaSocketTest, AnAllocationIsFetchedAndNotMappedAsAFile) {
+  c_.attached.set_device("GPU-00000000-1111-2222-3333-444444444444");
+  v1::ArenaLayout& layout = *c_.attached.mutable_arena();
+  int fetched = 0;
+  const DescriptorServer server(path_, [&](const std::string& token) {
+    EXPECT_EQ(token, "secret");
+    ++fetched;
+    return Duplicate(c_.memory);
+  });
+  // An allocation that is smaller than the arena.
+  layout.set_allocation_bytes(layout.size_bytes() - 1);
+  const absl::Status small = Arena::MapDevice(c_.request, c_.attached, Soon()).status();
+  EXPECT_EQ(small.code(), absl::StatusCode::kInternal) << small;
+  EXPECT_THAT(std::string(small.message()), AllOf(HasSubstr("size_bytes"), HasSubstr("allocation_bytes")));
+  EXPECT_EQ(fetched, 0);
+  layout.set_allocation_bytes(layout.size_bytes());
+  const absl::Status host = Map().status();
+  EXPECT_EQ(host.code(), absl::StatusCode::kFailedPrecondition) << host;
+  EXPECT_THAT(std::string(host.message()), HasSubstr("ArenaMapping::kDevice"));
+  EXPECT_EQ(fetched, 0);
+  // A client without CUDA, or one that does not see that GPU.
+  const absl::Status device = Arena::MapAnywhere(c_.request, c_.attached, Soon()).status();
+  EXPECT_THAT(device.code(), testing::AnyOf(absl::StatusCode::kUnimplemented, absl::StatusCode::kNotFound)) << device;
+  EXPECT_THAT(std::string(device.message()), HasSubstr("GPU-00000000"));
+  EXPECT_EQ(fetched, 1);
+  layout.clear_descriptor_socket();
+  const absl::Status nowhere = Arena::MapDevice(c_.request, c_.attached, Soon()).status();
+  EXPECT_EQ(nowhere.code(), absl::StatusCode::kFailedPrecondition) << nowhere;
+  EXPECT_THAT(std::string(nowhere.message()), HasSubstr("descriptor_socket is empty"));
 }
 
 TEST_F(ArenaSocketTest, DescriptorsAreNotLeaked) {

@@ -75,6 +75,21 @@ class ReachedBuffer final : public Buffer {
   Reach& reach_;
 };
 
+// As a GPU's arena: the descriptor is of an allocation, not of a file to be mapped.
+class AllocationBuffer final : public Buffer {
+ public:
+  AllocationBuffer(std::unique_ptr<Buffer> buffer, size_t bytes) : buffer_(std::move(buffer)), bytes_(bytes) {}
+  std::byte* data() const override { return buffer_->data(); }
+  size_t bytes() const override { return bytes_; }
+  kernels::ExportedMemory exported() const override {
+    return {kernels::ExportedMemory::Kind::kCudaAllocation, {{buffer_->descriptor(), buffer_->bytes()}}};
+  }
+
+ private:
+  const std::unique_ptr<Buffer> buffer_;
+  const size_t bytes_;
+};
+
 class BouncedStream final : public Stream {
  public:
   BouncedStream(std::shared_ptr<Device> device, std::unique_ptr<Stream> stream)
@@ -257,8 +272,13 @@ class Bounced final : public BouncedBackend {
   absl::StatusOr<std::unique_ptr<Buffer>> AllocatePool(size_t bytes, const kernels::PoolOptions& options) override {
     return Reached(cpu_->AllocatePool(bytes, options), true);
   }
-  absl::StatusOr<std::unique_ptr<Buffer>> AllocateShared(size_t bytes) override {
-    return Reached(cpu_->AllocateShared(bytes), false);
+  absl::StatusOr<std::unique_ptr<Buffer>> AllocateShared(size_t bytes, kernels::Sharing sharing) override {
+    if (sharing != kernels::Sharing::kDescriptor) return Reached(cpu_->AllocateShared(bytes, sharing), false);
+    constexpr size_t kGranule = size_t{2} << 20;
+    absl::StatusOr<std::unique_ptr<Buffer>> buffer =
+        Reached(cpu_->AllocateShared((bytes + kGranule - 1) / kGranule * kGranule), false);
+    if (!buffer.ok()) return buffer;
+    return std::make_unique<AllocationBuffer>(*std::move(buffer), bytes);
   }
   absl::StatusOr<std::unique_ptr<Buffer>> AllocatePrivate(size_t bytes) override {
     return Reached(cpu_->AllocatePrivate(bytes), false);

@@ -1,4 +1,5 @@
 // What only the CUDA backend has: memory that is used again and exported, staging in pieces, a device that is lost.
+#include <cuda_runtime_api.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -99,10 +100,49 @@ TEST_F(CudaBackendTest, PrivateMemoryIsNeverMemoryThatWasExported) {
   EXPECT_EQ(backend_->AllocateShared(kBytes).value()->data(), address);
 }
 
+size_t FreeBytes() {
+  size_t free = 0, total = 0;
+  EXPECT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+  return free;
+}
+
+TEST_F(CudaBackendTest, ArenasWithADescriptorGoBackToTheDevice) {
+  ASSERT_EQ(backend_->NoSharing(Sharing::kDescriptor), "");
+  constexpr size_t kBytes = (size_t{512} << 20) + 4096;
+  const size_t before = FreeBytes();
+  for (int round = 0; round < 3; ++round) {
+    const auto arena = backend_->AllocateShared(kBytes, Sharing::kDescriptor).value();
+    EXPECT_EQ(arena->bytes(), kBytes);
+    EXPECT_EQ(arena->ipc_handle(), "");
+    const ExportedMemory exported = arena->exported();
+    ASSERT_EQ(exported.kind, ExportedMemory::Kind::kCudaAllocation);
+    ASSERT_EQ(exported.parts.size(), 1u);
+    const size_t allocated = exported.parts[0].bytes;
+    EXPECT_EQ(allocated, size_t{514} << 20);
+    EXPECT_LE(FreeBytes(), before - allocated);
+    // All of it, whatever was there before.
+    EXPECT_EQ(Read(arena->data(), allocated), std::vector<std::byte>(allocated));
+    Write(arena->data(), std::vector<std::byte>(allocated, std::byte{0xab}));
+  }
+  // The driver may have grown by what a first stream takes.
+  EXPECT_GE(FreeBytes() + (size_t{16} << 20), before);
+}
+
+TEST_F(CudaBackendTest, KeptMemoryGivesWayToArenasWithADescriptor) {
+  constexpr size_t kKept = size_t{4} << 30;
+  for (const bool exported : {true, false}) {
+    (exported ? backend_->AllocateShared(kKept) : backend_->AllocatePrivate(kKept)).value().reset();
+    const auto arena = backend_->AllocateShared(FreeBytes() + kKept / 2, Sharing::kDescriptor);
+    EXPECT_TRUE(arena.ok()) << arena.status();
+  }
+}
+
 TEST_F(CudaBackendTest, WhatDoesNotFitIsRefusedAndTheDeviceStaysUsable) {
-  const absl::Status status = backend_->AllocateShared(size_t{1} << 46).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
-  EXPECT_TRUE(backend_->AllocateShared(4096).ok());
+  for (const Sharing sharing : {Sharing::kIpcHandle, Sharing::kDescriptor}) {
+    const absl::Status status = backend_->AllocateShared(size_t{1} << 46, sharing).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_TRUE(backend_->AllocateShared(4096, sharing).ok());
+  }
   EXPECT_TRUE(Finish(*stream_).ok());
 }
 
@@ -159,10 +199,13 @@ void LoseTheDevice(Backend& backend) {
     std::fprintf(stderr, "%s\n", status.ToString().c_str());
   const absl::Status work = Finish(*stream), later = Finish(*stream);
   const absl::Status memory = backend.AllocateShared(size_t{64} << 20).status();
-  std::fprintf(stderr, "work %s; later %s; memory %s; told %d: %s\n", work.ToString().c_str(), later.ToString().c_str(),
-               memory.ToString().c_str(), told.load(), reason.c_str());
+  const absl::Status arena = backend.AllocateShared(size_t{64} << 20, Sharing::kDescriptor).status();
+  std::fprintf(stderr, "work %s; later %s; memory %s; arena %s; told %d: %s\n", work.ToString().c_str(),
+               later.ToString().c_str(), memory.ToString().c_str(), arena.ToString().c_str(), told.load(),
+               reason.c_str());
   const bool right = absl::IsUnavailable(work) && absl::IsUnavailable(later) && absl::IsUnavailable(memory) &&
-                     told.load() == 1 && reason.find(std::string(backend.device())) != std::string::npos;
+                     absl::IsUnavailable(arena) && told.load() == 1 &&
+                     reason.find(std::string(backend.device())) != std::string::npos;
   std::_Exit(right ? 7 : 8);
 }
 

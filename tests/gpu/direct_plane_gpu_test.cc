@@ -45,8 +45,9 @@ const bool process_is_set_up = [] {
          setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0) == 0;
 }();
 
-v1::AttachRequest AttachDirect(const v1::PoolSpec& pool, const std::string& name) {
+v1::AttachRequest AttachDirect(const v1::PoolSpec& pool, const std::string& name, v1::ArenaSharing sharing) {
   v1::AttachRequest request = AttachTo(pool, name, kStateRows, kHotRows, kTopK, kMaxRows);
+  request.set_arena_sharing(sharing);
   request.set_plane(v1::PLANE_DIRECT);
   request.clear_groups();
   for (uint32_t group = 0; group < kGroups; ++group) {
@@ -60,8 +61,9 @@ v1::AttachRequest AttachDirect(const v1::PoolSpec& pool, const std::string& name
 
 class DirectEngine {
  public:
-  DirectEngine(const client::Client& client, const v1::PoolSpec& pool, const std::string& name)
-      : rank_(client, pool, AttachDirect(pool, name), WithoutReattach()) {
+  DirectEngine(const client::Client& client, const v1::PoolSpec& pool, const std::string& name,
+               v1::ArenaSharing sharing = v1::ARENA_SHARING_UNSPECIFIED)
+      : rank_(client, pool, AttachDirect(pool, name, sharing), WithoutReattach()) {
     replay::RowDeviceSpec spec;
     spec.shape.part_bytes[0] = kRowBytes;
     spec.group_begin = {0, 2, kLayers};
@@ -214,9 +216,17 @@ class DirectPlaneGpuTest : public DaemonTest {
   v1::PoolSpec pool_;
 };
 
-TEST_F(DirectPlaneGpuTest, DecodesAThousandSteps) {
-  DirectEngine engine(client(), pool_, "engine");
+class ArenaKindsGpuTest : public DirectPlaneGpuTest, public testing::WithParamInterface<v1::ArenaSharing> {};
+INSTANTIATE_TEST_SUITE_P(Arenas, ArenaKindsGpuTest,
+                         testing::Values(v1::ARENA_SHARING_IPC_HANDLE, v1::ARENA_SHARING_DESCRIPTOR),
+                         [](const auto& sharing) {
+                           return sharing.param == v1::ARENA_SHARING_DESCRIPTOR ? "Descriptor" : "IpcHandle";
+                         });
+
+TEST_P(ArenaKindsGpuTest, DecodesAThousandSteps) {
+  DirectEngine engine(client(), pool_, "engine", GetParam());
   ASSERT_NE(engine.plane(), nullptr);
+  EXPECT_EQ(engine.session().info().arena().cuda_ipc_handle().empty(), GetParam() == v1::ARENA_SHARING_DESCRIPTOR);
   std::mt19937_64 random(1);
   std::vector<Request> requests;
   for (uint32_t i = 0; i < 12; ++i) requests.push_back(Prompt(i));

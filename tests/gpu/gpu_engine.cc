@@ -16,9 +16,11 @@ using replay::Request;
 
 namespace {
 
-v1::AttachRequest AttachOf(const v1::PoolSpec& pool, const std::string& name, v1::Plane plane) {
+v1::AttachRequest AttachOf(const v1::PoolSpec& pool, const std::string& name, v1::Plane plane,
+                           v1::ArenaSharing sharing) {
   v1::AttachRequest request = AttachTo(pool, name, kStateRows, kHotRows, kTopK, kMaxRows);
   request.set_plane(plane);
+  request.set_arena_sharing(sharing);
   request.clear_groups();
   for (uint32_t group = 0; group < kGroups; ++group) {
     v1::IndexGroup* layers = request.add_groups();
@@ -45,8 +47,9 @@ Request Prompt(uint32_t number) {
   return request;
 }
 
-GpuEngine::GpuEngine(const client::Client& client, const v1::PoolSpec& pool, const std::string& name, v1::Plane plane)
-    : rank_(client, pool, AttachOf(pool, name, plane), OnDevice()) {
+GpuEngine::GpuEngine(const client::Client& client, const v1::PoolSpec& pool, const std::string& name, v1::Plane plane,
+                     v1::ArenaSharing sharing)
+    : rank_(client, pool, AttachOf(pool, name, plane, sharing), OnDevice()) {
   replay::RowDeviceSpec spec;
   spec.shape.part_bytes[0] = kRowBytes;
   spec.group_begin = {0, 2, kLayers};

@@ -34,9 +34,9 @@ replay::Request Prompt(uint32_t number);
 
 class GpuEngine {
  public:
-  // `plane`: as AttachRequest.plane.
+  // `plane` and `sharing`: as AttachRequest.plane and .arena_sharing.
   GpuEngine(const client::Client& client, const v1::PoolSpec& pool, const std::string& name,
-            v1::Plane plane = v1::PLANE_UNSPECIFIED);
+            v1::Plane plane = v1::PLANE_UNSPECIFIED, v1::ArenaSharing sharing = v1::ARENA_SHARING_UNSPECIFIED);
 
   client::Session& session() { return rank_.session(); }
   replay::RowDevice& rows() { return *rows_; }

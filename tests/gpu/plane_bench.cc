@@ -1,7 +1,8 @@
 // stoker-plane-bench: what a decode step costs on each plane, with an engine whose own kernels do next to nothing.
 //
 //   stoker-plane-bench --server unix:/path --plane same,direct,server,rpc,rpc_group --entries empty,hot,FILE.stkw
-//       --layers 61 --group 4 --batch 1 --steps 500 --waits separate,fused --commit "$(git rev-parse --short HEAD)"
+//       --arena ipc --layers 61 --group 4 --batch 1 --steps 500 --waits separate,fused --commit "$(git rev-parse
+//       --short HEAD)"
 //
 // Planes: "same" is the daemon's kernels, commits included, in this process, with the engine's between them, as one
 // graph on one stream, and no daemon; "direct" is the same graph, of the direct plane, on the arena and the pool of a
@@ -54,6 +55,7 @@
 #include "tests/gpu/plane_kernels.h"
 
 ABSL_FLAG(std::string, server, "", "address of a running stokerd, for the planes but \"same\"");
+ABSL_FLAG(std::string, arena, "ipc", "how the session's arena is shared: ipc, descriptor");
 ABSL_FLAG(std::vector<std::string>, plane, std::vector<std::string>({"same"}), "same, direct, server, rpc, rpc_group");
 ABSL_FLAG(std::vector<std::string>, entries, std::vector<std::string>({"empty"}), "empty, hot, or workload files");
 ABSL_FLAG(std::vector<std::string>, waits, std::vector<std::string>({"separate"}), "server plane: separate, fused");
@@ -281,15 +283,16 @@ void Report(const Shape& shape, const char* plane, const std::string& waits, con
             uint64_t misses, int32_t counted_steps, bool mps) {
   cudaDeviceProp properties{};
   Require(cudaGetDeviceProperties(&properties, 0), "device");
+  const bool remote = std::strcmp(plane, "same") != 0;
   std::printf(
       "{\"bench\": \"plane\", \"plane\": \"%s\", \"waits\": \"%s\", \"entries\": \"%s\", \"batch\": %d, "
       "\"layers\": %d, \"group_layers\": %d, \"top_k\": %d, \"hot_rows\": %d, \"row_bytes\": %d, \"context\": %d, "
-      "\"steps\": %d, \"misses_per_step\": %.1f, \"us_per_layer\": %.3f, \"us_per_step\": %.2f, \"p50\": %.2f, "
-      "\"p99\": %.2f, \"idle_sessions\": %d, \"mps\": %s, \"device\": \"%s\", \"commit\": \"%s\"}\n",
+      "\"arena\": \"%s\", \"steps\": %d, \"misses_per_step\": %.1f, \"us_per_layer\": %.3f, \"us_per_step\": %.2f, "
+      "\"p50\": %.2f, \"p99\": %.2f, \"idle_sessions\": %d, \"mps\": %s, \"device\": \"%s\", \"commit\": \"%s\"}\n",
       plane, waits.c_str(), shape.name.c_str(), shape.batch, shape.layers, shape.group_layers, shape.top_k,
-      shape.hot_rows, shape.row_bytes, shape.context, shape.steps, static_cast<double>(misses) / counted_steps,
-      mean_us / shape.layers, mean_us, samples.p50(), samples.p99(),
-      std::strcmp(plane, "same") == 0 ? 0 : absl::GetFlag(FLAGS_idle_sessions), mps ? "true" : "false", properties.name,
+      shape.hot_rows, shape.row_bytes, shape.context, remote ? absl::GetFlag(FLAGS_arena).c_str() : "none", shape.steps,
+      static_cast<double>(misses) / counted_steps, mean_us / shape.layers, mean_us, samples.p50(), samples.p99(),
+      remote ? absl::GetFlag(FLAGS_idle_sessions) : 0, mps ? "true" : "false", properties.name,
       absl::GetFlag(FLAGS_commit).c_str());
   std::fflush(stdout);
 }
@@ -497,6 +500,8 @@ v1::AttachRequest AttachTo(const Shape& shape, const std::string& pool, const st
   v1::AttachRequest attach;
   attach.set_pool(pool);
   attach.set_plane(plane);
+  attach.set_arena_sharing(absl::GetFlag(FLAGS_arena) == "descriptor" ? v1::ARENA_SHARING_DESCRIPTOR
+                                                                      : v1::ARENA_SHARING_IPC_HANDLE);
   attach.set_name(name);
   attach.set_state_rows(static_cast<uint32_t>(state_rows));
   attach.set_hot_rows(static_cast<uint32_t>(shape.hot_rows));
@@ -795,6 +800,9 @@ void Run() {
     if (plane != "same" && absl::GetFlag(FLAGS_server).empty()) {
       Require(absl::InvalidArgumentError("is needed for all planes but \"same\""), "--server");
     }
+  }
+  if (const std::string arena = absl::GetFlag(FLAGS_arena); arena != "ipc" && arena != "descriptor") {
+    Require(absl::InvalidArgumentError(absl::StrCat("\"", arena, "\" is none of ipc, descriptor")), "--arena");
   }
   for (const std::string& entries : absl::GetFlag(FLAGS_entries)) {
     const Shape shape = MakeShape(entries);

@@ -71,8 +71,16 @@ class PlaneProcessGpuTest : public DaemonTest {
   v1::PoolSpec pool_;
 };
 
-TEST_F(PlaneProcessGpuTest, DecodesAThousandSteps) {
-  GpuEngine engine(client(), pool_, "engine");
+class ArenaKindsGpuTest : public PlaneProcessGpuTest, public testing::WithParamInterface<v1::ArenaSharing> {};
+INSTANTIATE_TEST_SUITE_P(Arenas, ArenaKindsGpuTest,
+                         testing::Values(v1::ARENA_SHARING_IPC_HANDLE, v1::ARENA_SHARING_DESCRIPTOR),
+                         [](const auto& sharing) {
+                           return sharing.param == v1::ARENA_SHARING_DESCRIPTOR ? "Descriptor" : "IpcHandle";
+                         });
+
+TEST_P(ArenaKindsGpuTest, DecodesAThousandSteps) {
+  GpuEngine engine(client(), pool_, "engine", v1::PLANE_UNSPECIFIED, GetParam());
+  EXPECT_EQ(engine.session().info().arena().cuda_ipc_handle().empty(), GetParam() == v1::ARENA_SHARING_DESCRIPTOR);
   std::mt19937_64 random(1);
   std::vector<Request> requests;
   for (uint32_t i = 0; i < 12; ++i) requests.push_back(Prompt(i));

@@ -18,7 +18,8 @@ logs=${STOKER_GPU_LOGS:-$bin/logs}
 mkdir -p "$logs"
 programs=(kernels_resolve_gpu_test kernels_rows_gpu_test graph_gpu_test hostile_gpu_test)
 # Not under compute-sanitizer: they wait for other streams or processes, or for the driver.
-others=(kernels_plane_gpu_test backend_gpu_test pool_memory_gpu_test replay_rows_gpu_test tensors_gpu_test direct_plane_gpu_test)
+others=(kernels_plane_gpu_test backend_gpu_test pool_memory_gpu_test replay_rows_gpu_test tensors_gpu_test direct_plane_gpu_test
+  arena_gpu_test)
 export STOKER_TEST_DAEMON=${STOKER_TEST_DAEMON:-$bin/stokerd} STOKER_TEST_CLIENT=${STOKER_TEST_CLIENT:-$bin/client_process}
 failed=0
 

@@ -41,10 +41,14 @@ run test-mps-killed "$here/with_mps.sh" "$bin/plane_process_gpu_test" --gtest_fi
 run test-no-mps "$bin/plane_process_gpu_test"
 run test-garbage-mps "$here/with_mps.sh" "$bin/garbage_plane_gpu_test"
 run test-garbage-no-mps "$bin/garbage_plane_gpu_test"
+run test-arena-mps "$here/with_mps.sh" "$bin/arena_gpu_test"
 replay=("$bin/stoker-replay" --stokerd "$bin/stokerd" --device cuda --transfer shared --requests 24 --input-length 8000 --output-length 100
   --layers 61 --groups 16 --row-bytes 656 --top-k 2048 --hot-rows 4096 --concurrency 8 --pool-blocks 4000 --json --progress none)
 run replay-mps "$here/with_mps.sh" "${replay[@]}" --plane server
 run replay-direct "${replay[@]}" --plane direct
+run replay-mps-descriptor "$here/with_mps.sh" "${replay[@]}" --plane server --arena descriptor
+run replay-direct-descriptor "${replay[@]}" --plane direct --arena descriptor
+run replay-rpc-descriptor "${replay[@]}" --plane rpc --arena descriptor
 if [ "${3:-}" != --no-bench ]; then
   "$here/../bench/gpu/planes.sh" "$bin" "$out" || failed=1
 fi

@@ -65,6 +65,23 @@ TEST_P(BufferTest, RefusesNothingAndTooMuch) {
   }
 }
 
+TEST_P(BufferTest, SharesByADescriptorWhereItIsAskedTo) {
+  const auto backend = GetParam().make(1);
+  EXPECT_EQ(backend->NoSharing(Sharing::kDefault), "");
+  EXPECT_EQ(backend->NoSharing(Sharing::kDescriptor), "");
+  const auto memory = backend->AllocateShared(4097, Sharing::kDescriptor).value();
+  EXPECT_EQ(memory->bytes(), 4097u);
+  const ExportedMemory exported = memory->exported();
+  EXPECT_NE(exported.kind, ExportedMemory::Kind::kNone);
+  ASSERT_EQ(exported.parts.size(), 1u);
+  EXPECT_GE(exported.parts[0].descriptor, 0);
+  EXPECT_GE(exported.parts[0].bytes, 4097u);
+  EXPECT_EQ(memory->ipc_handle(), "");
+  if (backend->device() != "cpu") return;
+  EXPECT_NE(backend->NoSharing(Sharing::kIpcHandle), "");
+  EXPECT_EQ(backend->AllocateShared(4097, Sharing::kIpcHandle).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
 TEST_P(BufferTest, PopulatesAPoolAndTellsOfIt) {
   const auto backend = GetParam().make(2);
   constexpr size_t kBytes = (size_t{200} << 20) + 5;

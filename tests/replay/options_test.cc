@@ -122,6 +122,7 @@ TEST(OptionsTest, ErrorsNameOptionValueAndLimit) {
        "--plane is \"direct\"; it must be auto or rpc with --transfer inline: the direct plane is in shared memory"},
       {{"--plane=server", "--prefix-only"}, "--plane is \"server\"; it must be auto or rpc with --prefix-only"},
       {{"--plane=direct", "--prefix-only"}, "--plane is \"direct\"; it must be auto or rpc with --prefix-only"},
+      {{"--arena=memfd"}, "--arena is \"memfd\"; it must be auto, ipc, descriptor"},
       {{"--device=gpu"}, "--device is \"gpu\"; it must be auto, cpu, cuda, cuda:N"},
       {{"--device=cuda,cpu"}, "--device is \"cuda,cpu\"; it must be auto"},
       {{"--device="}, "--device is \"\""},
@@ -152,11 +153,11 @@ TEST(OptionsTest, ADeviceNeedsABuildThatHasIt) {
 
 TEST(OptionsTest, HelpHasEveryOptionAndNoLongLine) {
   const std::string help = OptionsHelp();
-  for (const char* name :
-       {"server",         "trace",      "requests",    "concurrency",    "engines",  "ranks",       "layers",
-        "groups",         "row-layout", "row-bytes",   "v-row-bytes",    "top-k",    "hot-rows",    "pool-blocks",
-        "time-scale",     "seed",       "json",        "write-workload", "workload", "dump-slots",  "prefix-only",
-        "workload-model", "transfer",   "write-trace", "stokerd",        "device",   "index-space", "plane"}) {
+  for (const char* name : {"server",   "trace",       "requests",    "concurrency",    "engines",     "ranks",
+                           "layers",   "groups",      "row-layout",  "row-bytes",      "v-row-bytes", "top-k",
+                           "hot-rows", "pool-blocks", "time-scale",  "seed",           "json",        "write-workload",
+                           "workload", "dump-slots",  "prefix-only", "workload-model", "transfer",    "write-trace",
+                           "stokerd",  "device",      "index-space", "plane",          "arena"}) {
     EXPECT_THAT(help, HasSubstr(std::string("  --") + name)) << name;
   }
   for (size_t begin = 0; begin < help.size();) {

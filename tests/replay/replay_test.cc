@@ -146,6 +146,17 @@ TEST(ReplayTest, TheServerPlaneByName) {
 }
 
 // Four processes that run the steps of their sessions themselves, over one pool.
+// Host memory is behind a descriptor, asked for or not, and has no handle. tests/gpu/run_plane_tests.sh has those of
+// GPUs.
+TEST(ReplayTest, HowTheArenaIsShared) {
+  for (const char* plane : {"--plane=rpc", "--plane=direct"}) {
+    EXPECT_EQ(ReplayWell(Small({"--arena=descriptor", plane})).number("wrong_rows"), 0) << plane;
+  }
+  const ReplayRun refused = Replay(Small({"--arena=ipc"}));
+  EXPECT_EQ(refused.status, 3);
+  EXPECT_THAT(refused.output, HasSubstr("arena_sharing: ARENA_SHARING_IPC_HANDLE given"));
+}
+
 TEST(ReplayTest, TheDirectPlaneByName) {
   const ReplayRun run =
       ReplayWell(Small({"--plane=direct", "--engines=2", "--ranks=2", "--concurrency=4", "--layers=5", "--groups=3"}));

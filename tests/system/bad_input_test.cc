@@ -158,6 +158,23 @@ TEST_F(BadInputTest, RefusesSessionsOutOfRange) {
             },
             {"bytes"},
             kResourceExhausted},
+           {"arena sharing",
+            [](auto& r) { r.set_arena_sharing(static_cast<v1::ArenaSharing>(3)); },
+            {"arena_sharing", "3", "0 to 2"}},
+           {"negative arena sharing",
+            [](auto& r) { r.set_arena_sharing(static_cast<v1::ArenaSharing>(-1)); },
+            {"arena_sharing", "-1", "0 to 2"}},
+           {"handle of host memory",
+            [](auto& r) { r.set_arena_sharing(v1::ARENA_SHARING_IPC_HANDLE); },
+            {"arena_sharing", "ARENA_SHARING_IPC_HANDLE", "not available on"},
+            kFailedPrecondition},
+           {"handle of host memory, in place of another session's",
+            [](auto& r) {
+              r.set_name("other_rank");
+              r.set_arena_sharing(v1::ARENA_SHARING_IPC_HANDLE);
+            },
+            {"arena_sharing", "ARENA_SHARING_IPC_HANDLE", "not available on"},
+            kFailedPrecondition},
            {"reserved blocks", [](auto& r) { r.set_max_reserved_blocks(kMax32); }, {"max_reserved_blocks", "64"}},
        }) {
     v1::AttachRequest request = AttachTo(pool(), "other");

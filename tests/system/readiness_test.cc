@@ -76,8 +76,8 @@ class GatedBackend final : public kernels::Backend {
     }
     return cpu_->AllocatePool(bytes, {});
   }
-  absl::StatusOr<std::unique_ptr<kernels::Buffer>> AllocateShared(size_t bytes) override {
-    return cpu_->AllocateShared(bytes);
+  absl::StatusOr<std::unique_ptr<kernels::Buffer>> AllocateShared(size_t bytes, kernels::Sharing sharing) override {
+    return cpu_->AllocateShared(bytes, sharing);
   }
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> AllocatePrivate(size_t bytes) override {
     return cpu_->AllocatePrivate(bytes);

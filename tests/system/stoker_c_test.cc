@@ -256,6 +256,20 @@ TEST_F(StokerCTest, TensorsAndMail) {
   stoker_session_free(session);
 }
 
+TEST_F(StokerCTest, TheArenaIsSharedAsAskedFor) {
+  stoker_attach_options options = Options(STOKER_PLANE_RPC);
+  stoker_session* session = nullptr;
+  options.arena_sharing = STOKER_ARENA_SHARING_DESCRIPTOR;
+  ASSERT_EQ(stoker_attach(client_, &options, &session, &error_), STOKER_OK) << error_.message;
+  stoker_session_free(session);
+  options.arena_sharing = STOKER_ARENA_SHARING_IPC_HANDLE;
+  EXPECT_EQ(stoker_attach(client_, &options, &session, &error_), STOKER_FAILED_PRECONDITION);
+  EXPECT_THAT(error_.message, HasSubstr("arena_sharing"));
+  options.arena_sharing = 3;
+  EXPECT_EQ(stoker_attach(client_, &options, &session, &error_), STOKER_INVALID_ARGUMENT);
+  EXPECT_THAT(error_.message, HasSubstr("0 to 2"));
+}
+
 // A struct of an older caller is shorter, one of a newer caller longer.
 TEST_F(StokerCTest, StructsOfOtherVersions) {
   struct Newer {

@@ -5,10 +5,11 @@
 #
 # Writes OUT_DIR/planes.jsonl and logs. Starts an MPS control daemon of its own, in a folder of its own, and stokerd, and
 # ends these and nothing else. Environment: STEPS, BATCHES ("1 8"), CONTEXT (rows of a sequence of the realistic
-# workload), GROUPS_OF (layers that share a selection, "4 1"), LAYERS, STOKER_COMMIT (what the programs were built from).
+# workload), GROUPS_OF (layers that share a selection, "4 1"), LAYERS, ARENA (how arenas are shared, "ipc" or
+# "descriptor"), STOKER_COMMIT (what the programs were built from).
 set -euo pipefail
 if [ $# -lt 2 ] || [ ! -d "$1" ]; then
-  sed -n '2,8p' "$0" >&2
+  sed -n '2,9p' "$0" >&2
   exit 2
 fi
 here=$(cd "$(dirname "$0")" && pwd)
@@ -21,6 +22,7 @@ batches=${BATCHES:-1 8}
 context=${CONTEXT:-32768}
 groups=${GROUPS_OF:-4 1}
 layers=${LAYERS:-61}
+arena=${ARENA:-ipc}
 commit=${STOKER_COMMIT:-$(git -C "$here" rev-parse --short HEAD 2>/dev/null || echo unknown)}
 # A short path: those of sockets have a limit.
 folder=$(mktemp -d /tmp/planes.XXXXXX)
@@ -69,7 +71,7 @@ failed=0
 bench() {
   local planes=$1 entries=$2 batch=$3 group=$4 idle=${5:-0}
   if ! timeout 240 "$bin/stoker-plane-bench" --server="unix:$folder/s" --plane="$planes" --entries="$entries" --batch="$batch" \
-    --layers="$layers" --group="$group" --steps="$steps" --waits=separate,fused --idle_sessions="$idle" --commit="$commit" >>"$out/planes.jsonl" 2>>"$out/errors.log"; then
+    --arena="$arena" --layers="$layers" --group="$group" --steps="$steps" --waits=separate,fused --idle_sessions="$idle" --commit="$commit" >>"$out/planes.jsonl" 2>>"$out/errors.log"; then
     echo "FAILED $planes $entries batch $batch group $group, $idle idle sessions: see $out/errors.log" >&2
     failed=1
   fi

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -218,6 +219,12 @@ absl::StatusOr<kernels::PlaneMemory> MakePlaneMemory(const v1::AttachRequest& re
   std::iota(plane.layers.begin(), plane.layers.end(), 0);
   plane.pool = pool.rows();
   plane.hot = HotStore(tensors, *layout, pool.rows().layers);
+  // A daemon of a later version may allow more than a launch can have, which is no limit.
+  const v1::DirectAccess& direct = attached.direct();
+  plane.limits.max_blocks =
+      static_cast<int32_t>(std::min<uint64_t>(direct.max_copy_blocks(), std::numeric_limits<int32_t>::max()));
+  plane.limits.max_bytes =
+      static_cast<int64_t>(std::min<uint64_t>(direct.max_copy_bytes(), std::numeric_limits<int64_t>::max()));
   if (!tensors.status().ok()) return tensors.status();
   // Only now: before, one of the two may be null.
   batch.plan.state_rows = array(kPlanStateRows);

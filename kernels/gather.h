@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "kernels/copy_limits.h"
 #include "kernels/row_layout.h"
 
 namespace stoker::kernels {
@@ -26,6 +27,7 @@ struct GatherCompactArgs {
   int32_t rows = 0;
   int32_t top_k = 0;
   uint64_t* gathered_bytes = nullptr;  // optional [1]: bytes copied, not zero-filled, are added atomically
+  CopyLimits limits = {};
 };
 
 // From the dense plan: every entry whose miss_mask is not 0.

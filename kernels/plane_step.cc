@@ -53,6 +53,7 @@ absl::Status PlaneStep::Group(Stream& stream, int32_t group, const RingDoorbellA
   gather.rows = batch.max_rows;
   gather.top_k = batch.top_k;
   gather.gathered_bytes = memory_.counters + kPlaneGatheredBytes;
+  gather.limits = memory_.limits;
   return ring != nullptr ? stream.ResolveGather(resolve, gather, *ring) : stream.ResolveGather(resolve, gather);
 }
 
@@ -69,6 +70,7 @@ absl::Status PlaneStep::Commit(Stream& stream) const {
   commit.src_rows = batch.plan.commit_hot_rows;
   commit.dst_rows = batch.plan.commit_pool_rows;
   commit.count = batch.max_rows;
+  commit.limits = memory_.limits;
   if (absl::Status status = stream.Transfer(commit); !status.ok()) return status;
   if (absl::Status status = stream.EndBatch(batch); !status.ok()) return status;
   stream.Timestamp(memory_.counters + kPlaneEndNs);

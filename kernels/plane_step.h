@@ -52,6 +52,7 @@ struct PlaneMemory {
   RowStore pool;
   RowStore hot;
   uint64_t* counters = nullptr;  // [kPlaneCounters]
+  CopyLimits limits;             // of each launch that gathers or commits
 };
 
 // Enqueues the parts of a step. In order: Begin, then Group for each group, then Commit, then Report.

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "kernels/copy_limits.h"
 #include "kernels/row_layout.h"
 
 namespace stoker::kernels {
@@ -27,7 +28,19 @@ struct TransferArgs {
   const int32_t* dst_rows = nullptr;  // device memory [count]
   int64_t count = 0;
   uint64_t* transferred_bytes = nullptr;  // optional [1]: added to, atomically
+  CopyLimits limits = {};
 };
+
+// A part of a transfer as a transfer of its own.
+inline TransferArgs PartOf(TransferArgs args, const TransferPart& part) {
+  args.src_rows += part.first_pair;
+  args.dst_rows += part.first_pair;
+  args.count = part.pairs;
+  args.src_layers += part.first_layer;
+  args.dst_layers += part.first_layer;
+  args.layer_count = part.layers;
+  return args;
+}
 
 absl::Status Validate(const TransferArgs& args);
 

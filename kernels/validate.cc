@@ -146,11 +146,17 @@ void CheckResolveOutputs(FieldCheck& check, const ResolveArgs& args) {
       .Aligned("stats", args.stats);
 }
 
+void CheckLimits(FieldCheck& check, const CopyLimits& limits) {
+  check.InRange("limits.max_blocks", limits.max_blocks, 0, kMaxInt32)
+      .InRange("limits.max_bytes", limits.max_bytes, 0, std::numeric_limits<int64_t>::max());
+}
+
 template <typename Args>
 void CheckGather(FieldCheck& check, const Args& args) {
   check.InRange("rows", args.rows, 0, kMaxBatchRows)
       .InRange("top_k", args.top_k, 1, kMaxTopK)
       .InRange("layer_count", args.layer_count, 0, kMaxLayers);
+  if constexpr (requires { args.limits; }) CheckLimits(check, args.limits);
   if (args.rows == 0 || args.layer_count == 0) return;
   CheckStore(check, "pool", args.pool);
   CheckStore(check, "hot", args.hot);
@@ -242,6 +248,7 @@ absl::Status Validate(const GatherDenseArgs& args) {
 absl::Status Validate(const TransferArgs& args) {
   FieldCheck check("transfer");
   check.InRange("count", args.count, 0, kMaxInt32).InRange("layer_count", args.layer_count, 0, kMaxLayers);
+  CheckLimits(check, args.limits);
   if (!check.ok() || args.count == 0 || args.layer_count == 0) return check.status();
   CheckStore(check, "src", args.src);
   CheckStore(check, "dst", args.dst);

@@ -405,6 +405,7 @@ class Validator {
     CheckTls();
     CheckAddress(DaemonConfig::kMetricsAddressFieldNumber, config_.metrics_address());
     CheckDevice();
+    CheckCopies();
     CheckPools();
   }
 
@@ -495,6 +496,18 @@ class Validator {
   void CheckDevice() {
     if (absl::Status status = CheckDeviceForm(config_.device()); !status.ok()) {
       Add(DaemonConfig::kDeviceFieldNumber, absl::StrCat("device ", status.message()));
+    }
+  }
+
+  // Every launch is enqueued by its call, and a device takes about a thousand before the call waits: small pieces would
+  // make thousands of a long copy, and of the commits of a large batch.
+  void CheckCopies() {
+    constexpr int64_t kMinBytes = 1 << 20;
+    for (const int number : {DaemonConfig::kMaxBulkCopyBytesFieldNumber, DaemonConfig::kMaxStepCopyBytesFieldNumber}) {
+      const int64_t bytes = config_.GetReflection()->GetInt64(config_, Field(number));
+      if (bytes <= 0 || bytes >= kMinBytes) continue;
+      Add(number, absl::StrCat(Field(number)->name(), " ", bytes, " is out of range: 0, or ", kMinBytes,
+                               " at least, are allowed"));
     }
   }
 

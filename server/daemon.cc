@@ -113,6 +113,15 @@ PoolMetrics MetricsOf(const core::PoolEntry& entry) {
   return metrics;
 }
 
+engine::CopyPolicy CopiesOf(const DaemonConfig& config) {
+  engine::CopyPolicy copies;
+  copies.bulk.max_blocks = static_cast<int32_t>(config.max_bulk_copy_blocks());
+  copies.bulk.max_bytes = config.max_bulk_copy_bytes();
+  copies.step.max_blocks = static_cast<int32_t>(config.max_step_copy_blocks());
+  copies.step.max_bytes = config.max_step_copy_bytes();
+  return copies;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonConfig& config, std::function<void()> failed,
@@ -180,7 +189,7 @@ absl::Status Daemon::Initialize(const MakeBackends& make_backends) {
     devices.push_back(backend.get());
   }
   absl::StatusOr<std::unique_ptr<core::Engine>> engine =
-      engine::MakeEngine(std::move(devices), config_.max_message_bytes());
+      engine::MakeEngine(std::move(devices), config_.max_message_bytes(), CopiesOf(config_));
   if (!engine.ok()) {
     return absl::Status(engine.status().code(), absl::StrCat("max_message_bytes: ", engine.status().message()));
   }

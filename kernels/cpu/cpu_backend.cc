@@ -25,6 +25,11 @@ using Layers = absl::InlinedVector<int32_t, 8>;
 // rows, and worth a memcpy.
 constexpr size_t kSharedBytes = 64 << 10;
 
+// A part of a bounded copy gives up the thread behind it.
+Strand::Then ThenOf(const CopyLimits& limits) {
+  return limits.max_bytes > 0 ? Strand::Then::kLetOthers : Strand::Then::kGoOn;
+}
+
 Layers CopyLayers(const int32_t* layers, int32_t count) { return Layers(layers, layers + count); }
 
 class CpuStream : public Stream {
@@ -72,18 +77,39 @@ class CpuStream : public Stream {
   absl::Status Invalidate(const InvalidateArgs& args) override { return Enqueue<cpu::Invalidate>(args); }
   absl::Status Reset(const ResetArgs& args) override { return Enqueue<cpu::Reset>(args); }
   absl::Status Place(const PlaceArgs& args) override { return Enqueue<cpu::Place>(args); }
-  absl::Status Gather(const GatherCompactArgs& args) override { return EnqueueGather(args); }
-  absl::Status Gather(const GatherDenseArgs& args) override { return EnqueueGather(args); }
+  absl::Status Gather(const GatherCompactArgs& args) override {
+    if (absl::Status status = Validate(args); !status.ok()) return status;
+    const int32_t layers =
+        GatherLayers(args.rows, args.top_k, args.pool.layout.row_bytes(), args.limits, std::max(args.layer_count, 1));
+    for (int32_t begin = 0; begin < args.layer_count; begin += layers) {
+      GatherCompactArgs part = args;
+      part.layers += begin;
+      part.layer_count = std::min(layers, args.layer_count - begin);
+      RunGather(part, ThenOf(args.limits));
+    }
+    return absl::OkStatus();
+  }
+  absl::Status Gather(const GatherDenseArgs& args) override {
+    if (absl::Status status = Validate(args); !status.ok()) return status;
+    RunGather(args, Strand::Then::kGoOn);
+    return absl::OkStatus();
+  }
 
   absl::Status Transfer(const TransferArgs& args) override {
     if (absl::Status status = Validate(args); !status.ok()) return status;
-    strand_->Run([args = args, src_layers = CopyLayers(args.src_layers, args.layer_count),
-                  dst_layers = CopyLayers(args.dst_layers, args.layer_count)]() mutable {
-      args.src_layers = src_layers.data();
-      args.dst_layers = dst_layers.data();
-      cpu::Transfer(args);
-      return absl::OkStatus();
-    });
+    ForTransferParts(args.count, args.layer_count, args.src.layout.row_bytes(), args.limits, /*max_pairs=*/args.count,
+                     /*max_layers=*/std::max(args.layer_count, 1), [&](const TransferPart& of_all) {
+                       const TransferArgs part = PartOf(args, of_all);
+                       strand_->Run(
+                           [part = part, src_layers = CopyLayers(part.src_layers, part.layer_count),
+                            dst_layers = CopyLayers(part.dst_layers, part.layer_count)]() mutable {
+                             part.src_layers = src_layers.data();
+                             part.dst_layers = dst_layers.data();
+                             cpu::Transfer(part);
+                             return absl::OkStatus();
+                           },
+                           ThenOf(args.limits));
+                     });
     return absl::OkStatus();
   }
 
@@ -134,14 +160,14 @@ class CpuStream : public Stream {
   }
 
   template <typename Args>
-  absl::Status EnqueueGather(const Args& args) {
-    if (absl::Status status = Validate(args); !status.ok()) return status;
-    strand_->Run([args = args, layers = CopyLayers(args.layers, args.layer_count)]() mutable {
-      args.layers = layers.data();
-      cpu::Gather(args);
-      return absl::OkStatus();
-    });
-    return absl::OkStatus();
+  void RunGather(const Args& args, Strand::Then then) {
+    strand_->Run(
+        [args = args, layers = CopyLayers(args.layers, args.layer_count)]() mutable {
+          args.layers = layers.data();
+          cpu::Gather(args);
+          return absl::OkStatus();
+        },
+        then);
   }
 
   DoorbellPoller* const poller_;

@@ -135,7 +135,7 @@ void Strand::Release() {
   pool_->RunHereOrSubmit(shared_from_this());
 }
 
-void Strand::Run(Work work) { Enqueue({.work = std::move(work), .wait = nullptr}); }
+void Strand::Run(Work work, Then then) { Enqueue({.work = std::move(work), .wait = nullptr, .then = then}); }
 
 void Strand::Notify(absl::AnyInvocable<void(absl::Status) &&> done) {
   Run([this, done = std::move(done)]() mutable {
@@ -162,7 +162,7 @@ std::shared_ptr<Event> Strand::Record() {
 
 void Strand::Wait(std::shared_ptr<Event> event) {
   if (event == nullptr || event->Done()) return;
-  Enqueue({.work = nullptr, .wait = std::move(event)});
+  Enqueue({.work = nullptr, .wait = std::move(event), .then = Then::kGoOn});
 }
 
 void Strand::Drain() {
@@ -186,6 +186,7 @@ void Strand::RunTurn() {
     if (item.work != nullptr) {
       absl::Status status = std::move(item.work)();
       if (error_.ok()) error_ = std::move(status);
+      if (item.then == Then::kLetOthers) break;
     } else if (auto* event = dynamic_cast<StrandEvent*>(item.wait.get()); event != nullptr) {
       // Once parked, the strand may run on another thread: nothing of it is touched here any more.
       if (event->Park(shared_from_this())) return;

@@ -81,8 +81,11 @@ class Strand : public std::enable_shared_from_this<Strand> {
   // `pool` must outlive the strand's work.
   explicit Strand(StrandPool* pool) : pool_(pool) {}
 
+  // Whether a strand goes on after a piece of work, or lets the others of its pool have their turn first.
+  enum class Then : uint8_t { kGoOn, kLetOthers };
+
   // Enqueues work. The first error since the last Notify is what the next Notify tells.
-  void Run(Work work);
+  void Run(Work work, Then then = Then::kGoOn);
   void Notify(absl::AnyInvocable<void(absl::Status) &&> done);
   std::shared_ptr<Event> Record();
   void Wait(std::shared_ptr<Event> event);
@@ -102,10 +105,12 @@ class Strand : public std::enable_shared_from_this<Strand> {
   struct Item {
     Work work;                    // or, where empty,
     std::shared_ptr<Event> wait;  // an event to wait for
+    Then then = Then::kGoOn;
   };
 
   void Enqueue(Item item);
-  // Runs work on the calling thread until none is left, the strand is parked or its turn is over.
+  // Runs work on the calling thread until none is left, the strand is parked or its turn is over: behind kTurnItems
+  // pieces, or one that lets others.
   void RunTurn();
 
   StrandPool* const pool_;

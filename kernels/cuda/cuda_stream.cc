@@ -248,15 +248,15 @@ absl::Status CudaStream::ResolveGather(const ResolveArgs& args, const GatherComp
 }
 
 absl::Status CudaStream::Gather(const GatherCompactArgs& args) {
-  return Enqueue(args, [&] { return LaunchGather(args, limits_, stream_.get()); });
+  return Enqueue(args, [&] { return LaunchGather(args, stream_.get()); });
 }
 
 absl::Status CudaStream::Gather(const GatherDenseArgs& args) {
-  return Enqueue(args, [&] { return LaunchGather(args, limits_, stream_.get()); });
+  return Enqueue(args, [&] { return LaunchGather(args, stream_.get()); });
 }
 
 absl::Status CudaStream::Transfer(const TransferArgs& args) {
-  return Enqueue(args, [&] { return LaunchTransfer(args, limits_, stream_.get()); });
+  return Enqueue(args, [&] { return LaunchTransfer(args, stream_.get()); });
 }
 
 absl::Status CudaStream::Invalidate(const InvalidateArgs& args) {

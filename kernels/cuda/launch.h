@@ -6,6 +6,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/cuda/launch_shape.h"
 #include "kernels/gather.h"
 #include "kernels/invalidate.h"
 #include "kernels/plane.h"
@@ -14,25 +15,18 @@
 
 namespace stoker::kernels::cuda {
 
-// What the launchers need to know of a device. Read once, when the backend is made.
-struct DeviceLimits {
-  int multiprocessors = 0;
-  int max_shared_bytes = 0;  // of one block, opted in
-  bool clusters = false;     // compute capability 9.0 and above
-};
-
 // Allows the kernels the shared memory and cluster sizes that they may ask for, and loads them: a kernel that is loaded
 // lazily, while another stream waits, would deadlock. Once for each device, which must be current.
 cudaError_t PrepareKernels(const DeviceLimits& limits);
 
 cudaError_t LaunchResolve(const ResolveArgs& args, const DeviceLimits& limits, cudaStream_t stream);
-// Resolve and, in the same kernel, the gather of its misses for the listed layers; then, where there is one, a
-// doorbell.
+// Resolve and, in the same kernel where its limits allow, the gather of its misses for the listed layers; then, where
+// there is one, a doorbell.
 cudaError_t LaunchResolveGather(const ResolveArgs& args, const GatherCompactArgs& gather, const RingDoorbellArgs* ring,
                                 const DeviceLimits& limits, cudaStream_t stream);
-cudaError_t LaunchGather(const GatherCompactArgs& args, const DeviceLimits& limits, cudaStream_t stream);
-cudaError_t LaunchGather(const GatherDenseArgs& args, const DeviceLimits& limits, cudaStream_t stream);
-cudaError_t LaunchTransfer(const TransferArgs& args, const DeviceLimits& limits, cudaStream_t stream);
+cudaError_t LaunchGather(const GatherCompactArgs& args, cudaStream_t stream);
+cudaError_t LaunchGather(const GatherDenseArgs& args, cudaStream_t stream);
+cudaError_t LaunchTransfer(const TransferArgs& args, cudaStream_t stream);
 cudaError_t LaunchInvalidate(const InvalidateArgs& args, cudaStream_t stream);
 cudaError_t LaunchReset(const ResetArgs& args, cudaStream_t stream);
 cudaError_t LaunchPlace(const PlaceArgs& args, cudaStream_t stream);

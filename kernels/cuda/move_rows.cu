@@ -12,9 +12,6 @@ namespace stoker::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-// About 16 blocks saturate the link (measurements: 16 blocks 41.0 GB/s, 132 blocks 41.2); more only keeps them from
-// neighbours. Each sequence of a small batch gets several.
-constexpr int kTargetBlocks = 64;
 
 struct Limits {
   int64_t src_rows;
@@ -25,6 +22,7 @@ struct CompactPlan {
   const int32_t* pool_rows;
   const int32_t* hot_rows;
   const int32_t* counts;
+  int32_t rows;
   int32_t top_k;
   uint64_t* gathered_bytes;
 };
@@ -44,27 +42,29 @@ __device__ int32_t BlockCount(bool counted) { return __syncthreads_count(counted
 __global__ void __launch_bounds__(kThreads)
     GatherCompactKernel(const __grid_constant__ RowCopy copy, const __grid_constant__ CompactPlan plan, Limits limits,
                         int piece_bytes) {
-  // One thread looks, so that all agree, whatever is written meanwhile.
   __shared__ int32_t count_of_block;
-  const int row = blockIdx.y;
-  if (threadIdx.x == 0) count_of_block = min(max(__ldcg(plan.counts + row), 0), plan.top_k);
-  __syncthreads();
-  const int32_t count = count_of_block;
-  const int32_t* const pool_rows = plan.pool_rows + static_cast<int64_t>(row) * plan.top_k;
-  const int32_t* const hot_rows = plan.hot_rows + static_cast<int64_t>(row) * plan.top_k;
-  if (plan.gathered_bytes != nullptr && blockIdx.x == 0) {
-    int32_t moved = 0;
-    for (int32_t begin = 0; begin < count; begin += kThreads) {
-      const int32_t i = begin + static_cast<int32_t>(threadIdx.x);
-      moved += BlockCount(i < count && Clip(__ldcg(hot_rows + i), limits.dst_rows) >= 0 &&
-                          Clip(__ldcg(pool_rows + i), limits.src_rows) >= 0);
+  for (int32_t row = static_cast<int32_t>(blockIdx.y); row < plan.rows; row += static_cast<int32_t>(gridDim.y)) {
+    // One thread looks, so that all agree, whatever is written meanwhile.
+    if (threadIdx.x == 0) count_of_block = min(max(__ldcg(plan.counts + row), 0), plan.top_k);
+    __syncthreads();
+    const int32_t count = count_of_block;
+    const int32_t* const pool_rows = plan.pool_rows + static_cast<int64_t>(row) * plan.top_k;
+    const int32_t* const hot_rows = plan.hot_rows + static_cast<int64_t>(row) * plan.top_k;
+    if (plan.gathered_bytes != nullptr && blockIdx.x == 0) {
+      int32_t moved = 0;
+      for (int32_t begin = 0; begin < count; begin += kThreads) {
+        const int32_t i = begin + static_cast<int32_t>(threadIdx.x);
+        moved += BlockCount(i < count && Clip(__ldcg(hot_rows + i), limits.dst_rows) >= 0 &&
+                            Clip(__ldcg(pool_rows + i), limits.src_rows) >= 0);
+      }
+      if (threadIdx.x == 0) CountBytes(plan.gathered_bytes, uint64_t(moved) * copy.layers.count * copy.row_bytes());
     }
-    if (threadIdx.x == 0) CountBytes(plan.gathered_bytes, uint64_t(moved) * copy.layers.count * copy.row_bytes());
+    CopyRows(
+        piece_bytes, copy, count, blockIdx.x * kThreads + threadIdx.x, gridDim.x * kThreads,
+        [&](uint32_t i) { return Clip(__ldcg(pool_rows + i), limits.src_rows); },
+        [&](uint32_t i) { return Clip(__ldcg(hot_rows + i), limits.dst_rows); });
+    __syncthreads();  // all have taken the count
   }
-  CopyRows(
-      piece_bytes, copy, count, blockIdx.x * kThreads + threadIdx.x, gridDim.x * kThreads,
-      [&](uint32_t i) { return Clip(__ldcg(pool_rows + i), limits.src_rows); },
-      [&](uint32_t i) { return Clip(__ldcg(hot_rows + i), limits.dst_rows); });
 }
 
 struct DensePlan {
@@ -155,12 +155,12 @@ __global__ void __launch_bounds__(kThreads)
   CopyRows(piece_bytes, copy, count, blockIdx.x * kThreads + threadIdx.x, gridDim.x * kThreads, source_of, target_of);
 }
 
-// Calls `launch` for at most LayerPairs::kMax layers at a time.
+// Calls `launch` for at most max_layers layers at a time, of which there are LayerPairs::kMax or fewer.
 template <typename Launch>
 cudaError_t ForLayers(RowCopy copy, const int32_t* src_layers, const int32_t* dst_layers, int32_t count,
-                      Launch launch) {
-  for (int32_t begin = 0; begin < count; begin += LayerPairs::kMax) {
-    copy.layers.count = std::min(LayerPairs::kMax, count - begin);
+                      int32_t max_layers, Launch launch) {
+  for (int32_t begin = 0; begin < count; begin += max_layers) {
+    copy.layers.count = std::min(max_layers, count - begin);
     for (int32_t l = 0; l < copy.layers.count; ++l) {
       copy.layers.src[l] = static_cast<int16_t>(src_layers[begin + l]);
       copy.layers.dst[l] = static_cast<int16_t>(dst_layers[begin + l]);
@@ -173,18 +173,20 @@ cudaError_t ForLayers(RowCopy copy, const int32_t* src_layers, const int32_t* ds
 
 }  // namespace
 
-cudaError_t LaunchGather(const GatherCompactArgs& args, const DeviceLimits&, cudaStream_t stream) {
+cudaError_t LaunchGather(const GatherCompactArgs& args, cudaStream_t stream) {
   if (args.rows == 0 || args.top_k == 0) return cudaSuccess;
   const RowCopy copy = MakeRowCopy(args.pool, args.hot);
-  const CompactPlan plan = {args.miss_pool_rows, args.miss_hot_rows, args.miss_counts, args.top_k, args.gathered_bytes};
-  const dim3 grid(static_cast<unsigned>(std::clamp(kTargetBlocks / args.rows, 1, 16)),
-                  static_cast<unsigned>(args.rows));
-  return ForLayers(copy, args.layers, args.layers, args.layer_count, [&](const RowCopy& c, bool) {
+  const CompactPlan plan = {args.miss_pool_rows, args.miss_hot_rows, args.miss_counts,
+                            args.rows,           args.top_k,         args.gathered_bytes};
+  const GatherShape shape = ShapeOfGather(args.rows, args.limits.max_blocks);
+  const dim3 grid(static_cast<unsigned>(shape.shares), static_cast<unsigned>(shape.rows));
+  const int32_t layers = GatherLayers(args.rows, args.top_k, copy.row_bytes(), args.limits, LayerPairs::kMax);
+  return ForLayers(copy, args.layers, args.layers, args.layer_count, layers, [&](const RowCopy& c, bool) {
     GatherCompactKernel<<<grid, kThreads, 0, stream>>>(c, plan, Limits{args.pool_rows, args.hot_rows}, PieceBytes(c));
   });
 }
 
-cudaError_t LaunchGather(const GatherDenseArgs& args, const DeviceLimits&, cudaStream_t stream) {
+cudaError_t LaunchGather(const GatherDenseArgs& args, cudaStream_t stream) {
   if (args.rows == 0 || args.top_k == 0) return cudaSuccess;
   const RowCopy copy = MakeRowCopy(args.pool, args.hot);
   const DensePlan plan = {
@@ -192,29 +194,34 @@ cudaError_t LaunchGather(const GatherDenseArgs& args, const DeviceLimits&, cudaS
       args.attention_indices, args.attention_block_stride, args.hot_block_rows, args.gathered_bytes};
   const int shares = (args.top_k + kThreads - 1) / kThreads;
   const dim3 grid(static_cast<unsigned>(shares), static_cast<unsigned>(args.rows));
-  return ForLayers(copy, args.layers, args.layers, args.layer_count, [&](const RowCopy& c, bool first) {
-    GatherDenseKernel<<<grid, kThreads, 0, stream>>>(c, plan, Limits{args.pool_rows, args.hot_rows}, PieceBytes(c),
-                                                     first);
-  });
+  return ForLayers(copy, args.layers, args.layers, args.layer_count, LayerPairs::kMax,
+                   [&](const RowCopy& c, bool first) {
+                     GatherDenseKernel<<<grid, kThreads, 0, stream>>>(c, plan, Limits{args.pool_rows, args.hot_rows},
+                                                                      PieceBytes(c), first);
+                   });
 }
 
-cudaError_t LaunchTransfer(const TransferArgs& args, const DeviceLimits&, cudaStream_t stream) {
+cudaError_t LaunchTransfer(const TransferArgs& args, cudaStream_t stream) {
   // Pieces of one layer are counted in 32 bits: the longest row has 16,384 of them.
   constexpr int64_t kMaxPairs = 65536;
   const RowCopy copy = MakeRowCopy(args.src, args.dst);
   const Limits limits = {args.src_row_limit, args.dst_row_limit};
-  for (int64_t begin = 0; begin < args.count; begin += kMaxPairs) {
-    const int32_t count = static_cast<int32_t>(std::min(kMaxPairs, args.count - begin));
-    const TransferPlan plan = {args.src_rows + begin, args.dst_rows + begin, args.transferred_bytes};
-    const unsigned blocks =
-        static_cast<unsigned>(std::clamp<int64_t>(int64_t{count} * copy.row_bytes() / 16 / kThreads, 1, kTargetBlocks));
-    const cudaError_t error =
-        ForLayers(copy, args.src_layers, args.dst_layers, args.layer_count, [&](const RowCopy& c, bool) {
-          TransferKernel<<<blocks, kThreads, 0, stream>>>(c, plan, count, limits, PieceBytes(c));
-        });
-    if (error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
+  cudaError_t error = cudaSuccess;
+  ForTransferParts(
+      args.count, args.layer_count, copy.row_bytes(), args.limits, kMaxPairs, LayerPairs::kMax,
+      [&](const TransferPart& of_all) {
+        if (error != cudaSuccess) return;
+        const TransferArgs part = PartOf(args, of_all);
+        const int32_t count = static_cast<int32_t>(part.count);
+        const TransferPlan plan = {part.src_rows, part.dst_rows, part.transferred_bytes};
+        const unsigned blocks =
+            static_cast<unsigned>(TransferBlocks(int64_t{count} * copy.row_bytes(), kThreads, args.limits.max_blocks));
+        error = ForLayers(copy, part.src_layers, part.dst_layers, part.layer_count, LayerPairs::kMax,
+                          [&](const RowCopy& c, bool) {
+                            TransferKernel<<<blocks, kThreads, 0, stream>>>(c, plan, count, limits, PieceBytes(c));
+                          });
+      });
+  return error;
 }
 
 }  // namespace stoker::kernels::cuda

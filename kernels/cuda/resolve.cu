@@ -361,21 +361,6 @@ ResolveKernelArgs MakeArgs(const ResolveArgs& a, const DeviceLimits& limits) {
   return args;
 }
 
-// Blocks of one sequence, of which all but one copy. Sixteen blocks in all keep the link busy (measurements: 16 blocks
-// 41.0 GB/s, 132 blocks 41.2); a few more make up for those that resolve. A cluster of sixteen starts 2 us later than
-// one of eight.
-constexpr int kMaxCluster = 8;
-constexpr int kTargetBlocks = 64;
-
-int ClusterSize(int32_t rows, const DeviceLimits& limits) {
-  if (!limits.clusters) return 1;
-  int cluster = 1;
-  while (cluster < kMaxCluster && rows * cluster * 2 <= kTargetBlocks) cluster *= 2;
-  // The whole batch on the device at once.
-  if (cluster == 1 && rows * 2 <= limits.multiprocessors) cluster = 2;
-  return cluster;
-}
-
 // Whether batch rows copy two by two, one behind the other. All at once they keep each other's address translations
 // from being found: with 128 sequences 38 GB/s, some of them done after 0.6 ms and others after 1.4, against 45 where
 // 64 copy at a time (30 % misses; 2 to 14 %: 4 to 7 % faster; nothing missing: equal). Not where there are clusters
@@ -399,11 +384,11 @@ constexpr int32_t kMinRowsForSorting = 16;
 // misses: 293 -> 283 us and 613 -> 603).
 constexpr int32_t kMinRowsForFewThreads = 32;
 
-cudaError_t Launch(ResolveKernelArgs& args, bool gather, const DeviceLimits& limits, cudaStream_t stream) {
+// `cluster`: blocks of one sequence, of which all but one copy.
+cudaError_t Launch(ResolveKernelArgs& args, bool gather, int cluster, const DeviceLimits& limits, cudaStream_t stream) {
   const Instance instance = InstanceFor(args);
   // The other blocks' lists are then at the front, since no more shared memory is asked for than a union needs.
   if (!instance.single) args.single = SingleShared{};
-  const int cluster = gather ? ClusterSize(args.a.rows, limits) : 1;
   args.starts_next_early = !gather || args.a.rows <= kMaxRowsForEarlyStart;
   args.sorts_misses = args.a.rows >= kMinRowsForSorting;
   args.takes_turns = TakesTurns(gather, cluster, limits);
@@ -462,31 +447,38 @@ cudaError_t PrepareKernels(const DeviceLimits& limits) {
 cudaError_t LaunchResolve(const ResolveArgs& args, const DeviceLimits& limits, cudaStream_t stream) {
   if (args.rows == 0 || args.top_k == 0) return cudaSuccess;
   ResolveKernelArgs kernel = MakeArgs(args, limits);
-  return Launch(kernel, false, limits, stream);
+  return Launch(kernel, false, 1, limits, stream);
 }
 
 cudaError_t LaunchResolveGather(const ResolveArgs& args, const GatherCompactArgs& gather, const RingDoorbellArgs* ring,
                                 const DeviceLimits& limits, cudaStream_t stream) {
   if (args.rows == 0 || args.top_k == 0) return ring != nullptr ? LaunchRingDoorbell(*ring, stream) : cudaSuccess;
+  const ResolveGatherShape shape = ShapeOfResolveGather(args.rows, limits, gather.limits.max_blocks);
+  if (!shape.fused) {
+    cudaError_t error = LaunchResolve(args, limits, stream);
+    if (error == cudaSuccess) error = LaunchGather(gather, stream);
+    return error != cudaSuccess || ring == nullptr ? error : LaunchRingDoorbell(*ring, stream);
+  }
   ResolveKernelArgs kernel = MakeArgs(args, limits);
   kernel.gather.copy = MakeRowCopy(gather.pool, gather.hot);
   kernel.gather.pool_rows = gather.pool_rows;
   kernel.gather.hot_rows = gather.hot_rows;
   kernel.gather.piece_bytes = PieceBytes(kernel.gather.copy);
   kernel.gather.gathered_bytes = gather.gathered_bytes;
-  const int32_t fused = std::min(gather.layer_count, LayerPairs::kMax);
+  const int32_t fused = std::min(gather.layer_count, GatherLayers(args.rows, args.top_k, kernel.gather.copy.row_bytes(),
+                                                                  gather.limits, LayerPairs::kMax));
   kernel.gather.copy.layers.count = fused;
   for (int32_t l = 0; l < fused; ++l) {
     kernel.gather.copy.layers.src[l] = kernel.gather.copy.layers.dst[l] = static_cast<int16_t>(gather.layers[l]);
   }
   const bool is_whole = fused == gather.layer_count;
   if (ring != nullptr && is_whole) kernel.ring = *ring;
-  cudaError_t error = Launch(kernel, true, limits, stream);
+  cudaError_t error = Launch(kernel, true, shape.cluster, limits, stream);
   if (error != cudaSuccess || is_whole) return error;
   GatherCompactArgs rest = gather;
   rest.layers += fused;
   rest.layer_count -= fused;
-  error = LaunchGather(rest, limits, stream);
+  error = LaunchGather(rest, stream);
   return error != cudaSuccess || ring == nullptr ? error : LaunchRingDoorbell(*ring, stream);
 }
 

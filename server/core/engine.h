@@ -70,6 +70,8 @@ struct DirectLayout {
   uint64_t words_offset_bytes = 0;
   uint64_t words = 0;
   uint64_t result_offset_bytes = 0;  // kernels::PlaneResult
+  int32_t max_copy_blocks = 0;       // of a step's launch; 0: no limit
+  int64_t max_copy_bytes = 0;        // likewise
 };
 
 struct ArenaLayout {

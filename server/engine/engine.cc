@@ -123,8 +123,8 @@ kernels::PoolOptions OptionsOf(const core::PoolPopulation& population) {
 
 class BackendEngine final : public core::Engine {
  public:
-  BackendEngine(std::vector<kernels::Backend*> backends, std::unique_ptr<BounceMemory> bounce)
-      : backends_(std::move(backends)), bounce_(std::move(bounce)) {
+  BackendEngine(std::vector<kernels::Backend*> backends, std::unique_ptr<BounceMemory> bounce, const CopyPolicy& copies)
+      : backends_(std::move(backends)), bounce_(std::move(bounce)), copies_(copies) {
     for (const kernels::Backend* backend : backends_) devices_.emplace_back(backend->device());
   }
 
@@ -182,9 +182,11 @@ class BackendEngine final : public core::Engine {
       absl::StatusOr<DirectMemory> taken = memory.TakeDirect();
       if (!taken.ok()) return taken.status();
       direct = *std::move(taken);
+      direct.layout.max_copy_blocks = copies_.step.max_blocks;
+      direct.layout.max_copy_bytes = copies_.step.max_bytes;
     }
     return SessionStorage::Create(BackendOf(spec.device), bounce_.get(), pool_spec, memory.rows(),
-                                  memory.sequence_words(), spec, direct);
+                                  memory.sequence_words(), spec, direct, copies_);
   }
 
   absl::StatusOr<std::unique_ptr<core::ClientMemory>> MapClientMemory(const std::string& device,
@@ -208,13 +210,14 @@ class BackendEngine final : public core::Engine {
 
   const std::vector<kernels::Backend*> backends_;
   const std::unique_ptr<BounceMemory> bounce_;
+  const CopyPolicy copies_;
   std::vector<std::string> devices_;
 };
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<core::Engine>> MakeEngine(std::vector<kernels::Backend*> backends,
-                                                         int64_t message_bytes) {
+absl::StatusOr<std::unique_ptr<core::Engine>> MakeEngine(std::vector<kernels::Backend*> backends, int64_t message_bytes,
+                                                         const CopyPolicy& copies) {
   STOKER_CHECK(!backends.empty());
   std::unique_ptr<BounceMemory> bounce;
   if (!backends[0]->reaches_pageable_memory()) {
@@ -222,7 +225,7 @@ absl::StatusOr<std::unique_ptr<core::Engine>> MakeEngine(std::vector<kernels::Ba
     if (!created.ok()) return created.status();
     bounce = *std::move(created);
   }
-  return std::make_unique<BackendEngine>(std::move(backends), std::move(bounce));
+  return std::make_unique<BackendEngine>(std::move(backends), std::move(bounce), copies);
 }
 
 }  // namespace stoker::engine

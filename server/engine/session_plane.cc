@@ -109,6 +109,7 @@ kernels::PlaneMemory SessionStorage::PlaneMemoryOf(uint64_t session, int32_t top
   plane.layers = all_layers_;
   plane.pool = pool_;
   plane.hot = hot();
+  plane.limits = copies_.step;
   return plane;
 }
 

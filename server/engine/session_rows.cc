@@ -16,8 +16,9 @@ std::vector<int32_t> Iota(int64_t first, int64_t count) {
 }  // namespace
 
 // The row lists are uploaded chunk by chunk into the same two arrays: work of a stream runs in order.
-absl::Status SessionStorage::TransferRows(const kernels::RowStore& source, const kernels::RowStore& target,
-                                          absl::Span<const int32_t> source_rows, absl::Span<const int32_t> target_rows,
+absl::Status SessionStorage::TransferRows(const kernels::CopyLimits& limits, const kernels::RowStore& source,
+                                          const kernels::RowStore& target, absl::Span<const int32_t> source_rows,
+                                          absl::Span<const int32_t> target_rows,
                                           absl::Span<const int32_t> source_layers,
                                           absl::Span<const int32_t> target_layers) {
   const int64_t count = static_cast<int64_t>(source_rows.size());
@@ -38,6 +39,7 @@ absl::Status SessionStorage::TransferRows(const kernels::RowStore& source, const
     args.src_rows = from;
     args.dst_rows = to;
     args.count = chunk;
+    args.limits = limits;
     if (absl::Status status = stream_->Transfer(args); !status.ok()) return status;
   }
   return absl::OkStatus();
@@ -50,8 +52,8 @@ absl::Status SessionStorage::Store(const core::RowsWork& work) {
   char* const base = work.source_bytes != nullptr ? const_cast<char*>(work.source_bytes)
                                                   : InArena<char>(memory_.staging + work.staging_offset);
   const std::vector<int32_t>* rows = Keep(Iota(0, count));
-  return TransferRows(DenseStore(base, count, pool_spec_.layers), pool_, *rows, work.pool_rows, all_layers_,
-                      all_layers_);
+  return TransferRows(copies_.bulk, DenseStore(base, count, pool_spec_.layers), pool_, *rows, work.pool_rows,
+                      all_layers_, all_layers_);
 }
 
 absl::Status SessionStorage::Load(const core::RowsWork& work) {
@@ -59,8 +61,8 @@ absl::Status SessionStorage::Load(const core::RowsWork& work) {
   char* const base =
       work.target_bytes != nullptr ? work.target_bytes : InArena<char>(memory_.staging + work.staging_offset);
   const std::vector<int32_t>* rows = Keep(Iota(0, count));
-  return TransferRows(pool_, DenseStore(base, count, pool_spec_.layers), work.pool_rows, *rows, all_layers_,
-                      all_layers_);
+  return TransferRows(copies_.bulk, pool_, DenseStore(base, count, pool_spec_.layers), work.pool_rows, *rows,
+                      all_layers_, all_layers_);
 }
 
 absl::Status SessionStorage::LoadHot(int32_t state_row, int32_t first_position, const core::RowsWork& work) {
@@ -70,7 +72,8 @@ absl::Status SessionStorage::LoadHot(int32_t state_row, int32_t first_position, 
   if (absl::Status status = Suspend({state_row}); !status.ok()) return status;
   const int64_t first_row = int64_t{state_row} * memory_.arena.region_rows + first_position;
   const std::vector<int32_t>* rows = Keep(Iota(first_row, count));
-  if (absl::Status status = TransferRows(pool_, hot(), work.pool_rows, *rows, all_layers_, all_layers_); !status.ok()) {
+  if (absl::Status status = TransferRows(copies_.bulk, pool_, hot(), work.pool_rows, *rows, all_layers_, all_layers_);
+      !status.ok()) {
     return status;
   }
   for (size_t group = 0; group < spec_.groups.size(); ++group) {
@@ -85,7 +88,7 @@ absl::Status SessionStorage::LoadHot(int32_t state_row, int32_t first_position, 
 }
 
 absl::Status SessionStorage::Commit(const core::CommitWork& work) {
-  return TransferRows(hot(), pool_, work.hot_rows, work.pool_rows, all_layers_, all_layers_);
+  return TransferRows(copies_.step, hot(), pool_, work.hot_rows, work.pool_rows, all_layers_, all_layers_);
 }
 
 absl::Status SessionStorage::CopyBlocks(absl::Span<const core::BlockCopy> copies) {
@@ -99,7 +102,7 @@ absl::Status SessionStorage::CopyBlocks(absl::Span<const core::BlockCopy> copies
   }
   const std::vector<int32_t>* from = Keep(std::move(source_rows));
   const std::vector<int32_t>* to = Keep(std::move(target_rows));
-  return TransferRows(pool_, pool_, *from, *to, all_layers_, all_layers_);
+  return TransferRows(copies_.bulk, pool_, pool_, *from, *to, all_layers_, all_layers_);
 }
 
 absl::Status SessionStorage::Read(const core::ReadWork& work) {
@@ -107,8 +110,8 @@ absl::Status SessionStorage::Read(const core::ReadWork& work) {
   const int64_t layers = static_cast<int64_t>(work.layers.size());
   const std::vector<int32_t>* rows = Keep(Iota(0, count));
   const std::vector<int32_t>* target_layers = Keep(Iota(0, layers));
-  return TransferRows(work.from_hot_cache ? hot() : pool_, DenseStore(work.target_bytes, count, layers), work.rows,
-                      *rows, work.layers, *target_layers);
+  return TransferRows(copies_.bulk, work.from_hot_cache ? hot() : pool_, DenseStore(work.target_bytes, count, layers),
+                      work.rows, *rows, work.layers, *target_layers);
 }
 
 }  // namespace stoker::engine

@@ -40,6 +40,7 @@ absl::Status SessionStorage::EnqueueNewest(const core::StepWork& work) {
   args.layer_count = static_cast<int32_t>(all_layers_.size());
   args.dst = hot();
   args.dst_row_limit = memory_.hot_total_rows;
+  args.limits = copies_.step;
   // The layers of one newest row are adjacent, so each row is a store of its own.
   for (int64_t i = 0; i < given; ++i) {
     args.src = DenseStore(InState<char>(memory_.newest) + i * newest_bytes, 1, pool_spec_.layers);
@@ -77,6 +78,7 @@ kernels::GatherCompactArgs SessionStorage::GatherArgs(int32_t group, absl::Span<
   args.rows = plans_[group].rows;
   args.top_k = plans_[group].top_k;
   args.gathered_bytes = Counter(kGatheredBytes);
+  args.limits = copies_.step;
   return args;
 }
 

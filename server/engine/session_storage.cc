@@ -10,11 +10,12 @@ namespace stoker::engine {
 
 absl::StatusOr<std::unique_ptr<core::SessionStorage>> SessionStorage::Create(
     kernels::Backend& backend, core::Bounce* bounce, const core::PoolSpec& pool_spec, const kernels::RowStore& pool,
-    absl::Span<core::SequenceWord> words, const core::SessionSpec& spec, const DirectMemory& direct) {
+    absl::Span<core::SequenceWord> words, const core::SessionSpec& spec, const DirectMemory& direct,
+    const CopyPolicy& copies) {
   absl::StatusOr<SessionMemory> memory = SessionMemory::Make(pool_spec, spec);
   if (!memory.ok()) return memory.status();
   std::unique_ptr<SessionStorage> storage(
-      new SessionStorage(backend, bounce, pool_spec, pool, words, spec, direct, *std::move(memory)));
+      new SessionStorage(backend, bounce, pool_spec, pool, words, spec, direct, copies, *std::move(memory)));
   if (absl::Status status = storage->AllocateArena(); !status.ok()) return status;
   if (spec.direct) {
     storage->memory_.arena.direct = direct.layout;

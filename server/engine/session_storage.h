@@ -9,6 +9,7 @@
 #include "kernels/backend.h"
 #include "server/core/engine.h"
 #include "server/engine/armed_plane.h"
+#include "server/engine/engine.h"
 #include "server/engine/session_memory.h"
 
 namespace stoker::engine {
@@ -29,7 +30,8 @@ class SessionStorage final : public core::SessionStorage {
  public:
   static absl::StatusOr<std::unique_ptr<core::SessionStorage>> Create(
       kernels::Backend& backend, core::Bounce* bounce, const core::PoolSpec& pool_spec, const kernels::RowStore& pool,
-      absl::Span<core::SequenceWord> words, const core::SessionSpec& spec, const DirectMemory& direct);
+      absl::Span<core::SequenceWord> words, const core::SessionSpec& spec, const DirectMemory& direct,
+      const CopyPolicy& copies);
   ~SessionStorage() override = default;
 
   const core::ArenaLayout& arena() const override { return memory_.arena; }
@@ -70,7 +72,7 @@ class SessionStorage final : public core::SessionStorage {
 
   SessionStorage(kernels::Backend& backend, core::Bounce* bounce, const core::PoolSpec& pool_spec,
                  const kernels::RowStore& pool, absl::Span<core::SequenceWord> words, const core::SessionSpec& spec,
-                 const DirectMemory& direct, SessionMemory memory)
+                 const DirectMemory& direct, const CopyPolicy& copies, SessionMemory memory)
       : backend_(backend),
         bounce_(bounce),
         pool_spec_(pool_spec),
@@ -78,7 +80,8 @@ class SessionStorage final : public core::SessionStorage {
         memory_(std::move(memory)),
         pool_(pool),
         words_(words),
-        direct_(direct) {}
+        direct_(direct),
+        copies_(copies) {}
 
   absl::Status AllocateArena();
   absl::Status Initialize();
@@ -106,9 +109,10 @@ class SessionStorage final : public core::SessionStorage {
   std::vector<T>* Keep(std::vector<T> values);
   absl::Status Upload(void* target, const void* source, int64_t bytes);
 
-  absl::Status TransferRows(const kernels::RowStore& source, const kernels::RowStore& target,
-                            absl::Span<const int32_t> source_rows, absl::Span<const int32_t> target_rows,
-                            absl::Span<const int32_t> source_layers, absl::Span<const int32_t> target_layers);
+  absl::Status TransferRows(const kernels::CopyLimits& limits, const kernels::RowStore& source,
+                            const kernels::RowStore& target, absl::Span<const int32_t> source_rows,
+                            absl::Span<const int32_t> target_rows, absl::Span<const int32_t> source_layers,
+                            absl::Span<const int32_t> target_layers);
   // One tensor's part of a transfer; its row lists are on the device.
   absl::Status TransferTensor(const core::Tensor& tensor, bool store, const int32_t* pool_rows,
                               const int32_t* tensor_rows, int64_t count);
@@ -142,6 +146,7 @@ class SessionStorage final : public core::SessionStorage {
   const kernels::RowStore pool_;
   const absl::Span<core::SequenceWord> words_;
   const DirectMemory direct_;
+  const CopyPolicy copies_;
   std::vector<uint64_t> sequence_ids_;  // of each state row; 0: closed
   std::vector<int32_t> all_layers_;
   std::vector<int32_t> no_pages_;             // -1, one for each column

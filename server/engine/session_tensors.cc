@@ -55,6 +55,7 @@ absl::Status SessionStorage::TransferTensor(const core::Tensor& tensor, bool sto
   args.src_rows = store ? tensor_rows : pool_rows;
   args.dst_rows = store ? pool_rows : tensor_rows;
   args.count = count;
+  args.limits = copies_.bulk;
   return stream_->Transfer(args);
 }
 

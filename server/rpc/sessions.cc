@@ -82,6 +82,8 @@ void ToProto(const core::DirectLayout& layout, const std::string& descriptor_pat
   proto->set_sequence_words(layout.words);
   proto->set_result_offset_bytes(layout.result_offset_bytes);
   proto->set_descriptor_socket(descriptor_path);
+  proto->set_max_copy_blocks(static_cast<uint32_t>(layout.max_copy_blocks));
+  proto->set_max_copy_bytes(static_cast<uint64_t>(layout.max_copy_bytes));
 }
 
 // FAILED_PRECONDITION: the request is for the direct plane, and its sender cannot be handed the memory.

@@ -149,6 +149,27 @@ TEST(PlaneMemoryTest, LiesInArenaAndPool) {
   }
 }
 
+// As the daemon says, and no more than the kernels can be told.
+TEST(PlaneMemoryTest, TakesTheDaemonsCopyLimits) {
+  Case c(v1::ROW_LAYOUT_LINEAR);
+  auto memory = c.Make();
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  EXPECT_EQ(memory->limits.max_blocks, 0);
+  EXPECT_EQ(memory->limits.max_bytes, 0);
+  c.attached.mutable_direct()->set_max_copy_blocks(5);
+  c.attached.mutable_direct()->set_max_copy_bytes(uint64_t{6} << 30);
+  memory = c.Make();
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  EXPECT_EQ(memory->limits.max_blocks, 5);
+  EXPECT_EQ(memory->limits.max_bytes, int64_t{6} << 30);
+  c.attached.mutable_direct()->set_max_copy_blocks(std::numeric_limits<uint32_t>::max());
+  c.attached.mutable_direct()->set_max_copy_bytes(std::numeric_limits<uint64_t>::max());
+  memory = c.Make();
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  EXPECT_EQ(memory->limits.max_blocks, std::numeric_limits<int32_t>::max());
+  EXPECT_EQ(memory->limits.max_bytes, std::numeric_limits<int64_t>::max());
+}
+
 TEST(PlaneMemoryTest, TopKHasALimit) {
   Case c(v1::ROW_LAYOUT_LINEAR);
   for (const uint32_t top_k : {0u, 8u, std::numeric_limits<uint32_t>::max()}) {

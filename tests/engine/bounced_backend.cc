@@ -43,6 +43,8 @@ class Reach {
   std::map<const std::byte*, size_t> ranges_;
 };
 
+constexpr size_t kMaxCopies = 1000;
+
 struct Device {
   explicit Device(std::shared_ptr<Reach> host) : shared(std::move(host)) {}
 
@@ -51,7 +53,13 @@ struct Device {
   std::atomic<bool> lost{false};
   std::mutex mutex;
   absl::AnyInvocable<void(absl::Status) &&> on_lost;  // guarded by mutex
+  std::vector<BouncedCopy> copies;                    // guarded by mutex
 
+  void NoteCopy(bool gathers, const kernels::CopyLimits& limits) {
+    const std::lock_guard lock(mutex);
+    // Nobody takes those of a daemon.
+    if (copies.size() < kMaxCopies) copies.push_back({gathers, limits});
+  }
   bool Has(const void* pointer) const { return own.Has(pointer) || shared->Has(pointer); }
   absl::Status status() const {
     return lost.load() ? absl::UnavailableError("device is lost: a test took it away") : absl::OkStatus();
@@ -153,6 +161,7 @@ class BouncedStream final : public Stream {
           static_cast<const void*>(args.miss_counts), static_cast<const void*>(args.gathered_bytes)}) {
       Check("gather", pointer);
     }
+    device_->NoteCopy(/*gathers=*/true, args.limits);
     return stream_->Gather(args);
   }
   absl::Status Gather(const kernels::GatherDenseArgs& args) override {
@@ -165,6 +174,7 @@ class BouncedStream final : public Stream {
     Check("transfer.dst", args.dst.base);
     Check("transfer.src_rows", args.src_rows);
     Check("transfer.dst_rows", args.dst_rows);
+    device_->NoteCopy(/*gathers=*/false, args.limits);
     return stream_->Transfer(args);
   }
   absl::Status Invalidate(const kernels::InvalidateArgs& args) override {
@@ -297,6 +307,11 @@ class Bounced final : public BouncedBackend {
   void OnLost(absl::AnyInvocable<void(absl::Status) &&> lost) override {
     const std::lock_guard lock(device_->mutex);
     device_->on_lost = std::move(lost);
+  }
+
+  std::vector<BouncedCopy> TakeCopies() override {
+    const std::lock_guard lock(device_->mutex);
+    return std::exchange(device_->copies, {});
   }
 
   void Lose() override {

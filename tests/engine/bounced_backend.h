@@ -18,8 +18,16 @@
 
 namespace stoker::engine_test {
 
+// A gather or a transfer that was enqueued.
+struct BouncedCopy {
+  bool gathers = false;
+  kernels::CopyLimits limits;
+};
+
 class BouncedBackend : public kernels::Backend {
  public:
+  // Those of all streams since the last call.
+  virtual std::vector<BouncedCopy> TakeCopies() = 0;
   // As if the device had an error that nothing recovers from.
   virtual void Lose() = 0;
 };

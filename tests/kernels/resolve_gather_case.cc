@@ -30,7 +30,8 @@ GatherCompactArgs ResolveGatherCase::GatherArgs(std::byte* device, std::byte* po
           .miss_counts = resolve.miss_counts,
           .rows = resolve.rows,
           .top_k = resolve.top_k,
-          .gathered_bytes = gathered_bytes_.In(device)};
+          .gathered_bytes = gathered_bytes_.In(device),
+          .limits = limits_};
 }
 
 testing::AssertionResult ResolveGatherCase::Step(Bench& bench) {

@@ -21,6 +21,8 @@ class ResolveGatherCase {
   ResolveCase& resolve() { return resolve_; }
   const ResolveCase& resolve() const { return resolve_; }
   Image& pool() { return pool_; }
+  // Of the backend's gather.
+  void SetLimits(const CopyLimits& limits) { limits_ = limits; }
 
   // The gather over the copies of the two images.
   GatherCompactArgs GatherArgs(std::byte* device, std::byte* pool) const;
@@ -36,6 +38,7 @@ class ResolveGatherCase {
   StoreCase from_;
   StoreCase to_;
   Region<uint64_t> gathered_bytes_;
+  CopyLimits limits_;
 };
 
 }  // namespace stoker::kernels

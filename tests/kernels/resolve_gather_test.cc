@@ -197,6 +197,36 @@ TEST_P(ResolveGatherTest, ManyLayers) {
   }
 }
 
+// Whatever the limits of a launch are: fewer blocks than sequences, an odd number, more than are needed; launches of
+// one layer, of some, of all.
+TEST_P(ResolveGatherTest, LimitsChangeNothing) {
+  std::mt19937_64 rng(45);
+  for (const int32_t batch : {1, 3, 9, 40}) {
+    ResolveShape shape;
+    shape.state_rows = shape.rows = batch;
+    shape.top_k = 64;
+    shape.hot_rows = 128;
+    shape.positions = 520;
+    shape.blocks = 512 / shape.block_rows + 3;
+    ResolveGatherCase c(Plain(shape), {.row_bytes = 48}, {4, 1, 0, 3, 2}, 490, rng);
+    const int64_t layer_bytes = int64_t{batch} * 64 * 48;
+    for (const int32_t blocks : {0, 1, 2, 3, 7, 39, 40, 1000}) {
+      for (const int64_t bytes : {int64_t{0}, int64_t{1}, 2 * layer_bytes, 1000 * layer_bytes}) {
+        SCOPED_TRACE(testing::Message() << "batch " << batch << ", " << blocks << " blocks, " << bytes << " bytes");
+        c.SetLimits({.max_blocks = blocks, .max_bytes = bytes});
+        for (int32_t r = 0; r < batch; ++r) {
+          std::vector<int32_t> entries(64);
+          for (int32_t& entry : entries) entry = Draw(rng, -1, 511);
+          c.resolve().SetStateRow(r, batch - 1 - r);
+          c.resolve().SetLength(r, Draw(rng, 256, 512));
+          c.resolve().SetEntries(r, entries);
+        }
+        ASSERT_TRUE(c.Step(bench()));
+      }
+    }
+  }
+}
+
 TEST_P(ResolveGatherTest, RandomCases) {
   for (int32_t i = 0; i < Cases(200, 500); ++i) {
     SCOPED_TRACE(testing::Message() << "case " << i);

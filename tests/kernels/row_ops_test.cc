@@ -322,5 +322,88 @@ TEST_P(RowOpsTest, LongTransfer) {
   }));
 }
 
+// Limits of a launch, for rows of `row_bytes` bytes of which a layer has `count`: blocks fewer than rows, an odd
+// number, more than are needed; bytes of less than a row, of some rows, of some layers, and of more than all.
+std::vector<CopyLimits> LimitCases(int64_t count, int64_t row_bytes) {
+  std::vector<CopyLimits> cases;
+  for (const int32_t blocks : {0, 1, 2, 3, 13, 1000}) {
+    for (const int64_t rows : {int64_t{0}, int64_t{3}, count - 1, 2 * count, 1000 * count}) {
+      cases.push_back({.max_blocks = blocks, .max_bytes = rows * row_bytes});
+    }
+    cases.push_back({.max_blocks = blocks, .max_bytes = 1});
+  }
+  return cases;
+}
+
+TEST_P(RowOpsTest, LimitsChangeNothingOfATransfer) {
+  std::mt19937_64 rng(17);
+  for (const FormatCase& format : FormatCases()) {
+    if (format.format.row_bytes > 10000) continue;
+    for (const int32_t layer_count : {5, 66}) {  // one launch has 64
+      if (layer_count > 5 && format.format.row_bytes != 16) continue;
+      Image pool;
+      Image device;
+      const StoreCase pool_store(pool, "pool", RowLayout::Make(format.format, 80).value(), layer_count, 0, rng);
+      const StoreCase device_store(device, "device", RowLayout::Make(format.format, 70).value(), layer_count, 8, rng);
+      const TransferCase pairs = MakePairs(80, 70, rng);
+      const auto src_rows = device.Add("src_rows", pairs.src_rows);
+      const auto dst_rows = device.Add("dst_rows", pairs.dst_rows);
+      const auto moved = device.Add("transferred_bytes", std::vector<uint64_t>{5});
+      std::vector<int32_t> layers(static_cast<size_t>(layer_count));
+      std::iota(layers.rbegin(), layers.rend(), 0);
+      const int64_t count = std::ssize(pairs.src_rows);
+      for (const CopyLimits& limits : LimitCases(count, pool_store.layout.row_bytes())) {
+        SCOPED_TRACE(testing::Message() << format.name << ", " << layer_count << " layers, " << limits.max_blocks
+                                        << " blocks, " << limits.max_bytes << " bytes");
+        Image target = device;
+        ASSERT_TRUE(RunBoth(target, pool, [&](std::byte* device_base, std::byte* pool_base) {
+          return TransferArgs{.src = pool_store.In(pool_base),
+                              .dst = device_store.In(device_base),
+                              .src_row_limit = 79,
+                              .dst_row_limit = 69,
+                              .src_layers = layers.data(),
+                              .dst_layers = layers.data(),
+                              .layer_count = layer_count,
+                              .src_rows = src_rows.In(device_base),
+                              .dst_rows = dst_rows.In(device_base),
+                              .count = count,
+                              .transferred_bytes = moved.In(device_base),
+                              .limits = limits};
+        }));
+      }
+    }
+  }
+}
+
+TEST_P(RowOpsTest, LimitsChangeNothingOfAGather) {
+  std::mt19937_64 rng(18);
+  for (const FormatCase& format : FormatCases()) {
+    if (format.format.row_bytes > 10000) continue;
+    GatherCase c(format.format, 5, 30, rng);
+    const auto counts = c.device.Add("miss_counts", std::vector<int32_t>{30, 0, kMaxInt32, 17, -3});
+    const std::vector<int32_t> layers = {2, 0, 1};
+    for (const CopyLimits& limits : LimitCases(150, c.pool_store.layout.row_bytes())) {
+      SCOPED_TRACE(testing::Message() << format.name << ", " << limits.max_blocks << " blocks, " << limits.max_bytes
+                                      << " bytes");
+      Image target = c.device;
+      ASSERT_TRUE(RunBoth(target, c.pool, [&](std::byte* device, std::byte* pool) {
+        return GatherCompactArgs{.pool = c.pool_store.In(pool),
+                                 .hot = c.hot_store.In(device),
+                                 .pool_rows = c.pool_rows,
+                                 .hot_rows = c.hot_rows,
+                                 .layers = layers.data(),
+                                 .layer_count = 3,
+                                 .miss_pool_rows = c.miss_pool_rows.In(device),
+                                 .miss_hot_rows = c.miss_hot_rows.In(device),
+                                 .miss_counts = counts.In(device),
+                                 .rows = c.rows,
+                                 .top_k = c.top_k,
+                                 .gathered_bytes = c.gathered.In(device),
+                                 .limits = limits};
+      }));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace stoker::kernels

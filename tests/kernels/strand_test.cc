@@ -6,6 +6,7 @@
 #include <memory>
 #include <semaphore>
 #include <thread>
+#include <vector>
 
 #include "gtest/gtest.h"
 
@@ -60,6 +61,38 @@ TEST(StrandTest, EndlessWorkLeavesTurnsToOthers) {
   EXPECT_TRUE(Collect(*other).ok());
   stop = true;
   busy->Drain();
+}
+
+// Work that lets others ends its strand's turn; the order of the strand's own work stays.
+TEST(StrandTest, WorkCanLetOthersHaveTheirTurn) {
+  StrandPool pool(1);
+  const auto gate = std::make_shared<Strand>(&pool);
+  const auto busy = std::make_shared<Strand>(&pool);
+  const auto other = std::make_shared<Strand>(&pool);
+  std::binary_semaphore entered(0), go_on(0);
+  std::vector<int> order;  // written by the pool's only thread
+  const auto note = [&order](int what) {
+    return [&order, what] {
+      order.push_back(what);
+      return absl::OkStatus();
+    };
+  };
+  gate->Run([&] {
+    entered.release();
+    go_on.acquire();
+    return absl::OkStatus();
+  });
+  entered.acquire();
+  busy->Run(note(1), Strand::Then::kLetOthers);
+  busy->Run(note(2));
+  busy->Run(note(3), Strand::Then::kLetOthers);
+  busy->Run(note(4), Strand::Then::kLetOthers);
+  other->Run(note(10));
+  other->Run(note(11));
+  go_on.release();
+  EXPECT_TRUE(Collect(*busy).ok());
+  EXPECT_TRUE(Collect(*other).ok());
+  EXPECT_EQ(order, (std::vector<int>{1, 10, 11, 2, 3, 4}));
 }
 
 class ForeignEvent : public Event {

@@ -214,6 +214,8 @@ TEST(ValidateTest, GatherCompact) {
                .gathered_bytes = nullptr};
   std::vector<Wrong<A>> cases = WrongGathers<A>();
   cases.push_back({[](A& a) { a.miss_pool_rows = nullptr; }, "gather.miss_pool_rows: is null"});
+  cases.push_back({[](A& a) { a.limits.max_blocks = -1; }, "gather.limits.max_blocks: -1 is outside [0, 2147483647]"});
+  cases.push_back({[](A& a) { a.limits.max_bytes = -2; }, "gather.limits.max_bytes: -2 is outside [0, "});
   cases.push_back({[](A& a) { a.miss_hot_rows = nullptr; }, "gather.miss_hot_rows: is null"});
   cases.push_back({[](A& a) { a.miss_counts = nullptr; }, "gather.miss_counts: is null"});
   ExpectRefused(good, cases);
@@ -265,6 +267,8 @@ TEST(ValidateTest, Transfer) {
       good, {
                 {[](A& a) { a.count = -1; }, "transfer.count: -1 is outside"},
                 {[](A& a) { a.layer_count = -1; }, "transfer.layer_count: -1 is outside [0, 1024]"},
+                {[](A& a) { a.limits.max_blocks = -1; }, "transfer.limits.max_blocks: -1 is outside [0, 2147483647]"},
+                {[](A& a) { a.limits.max_bytes = -2; }, "transfer.limits.max_bytes: -2 is outside [0, "},
                 {[](A& a) { a.src.base = nullptr; }, "transfer.src.base: is null"},
                 {[](A& a) { a.dst.base = nullptr; }, "transfer.dst.base: is null"},
                 {[](A& a) { a.src_row_limit = 101; }, "transfer.src_row_limit: 101 is outside [0, 100]"},

@@ -16,6 +16,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "kernels/cuda/launch_shape.h"
+#include "kernels/resolve.h"
 #include "tests/server/temporary_folder.h"
 
 namespace stoker::server {
@@ -367,6 +369,32 @@ TEST_F(ConfigTest, ValidateConfigFindsAllErrors) {
   config.set_max_sessions(-1);
   EXPECT_THAT(std::string(ValidateConfig(config).message()),
               ::testing::AllOf(HasSubstr("max_sessions -1 is out of range"), HasSubstr("are both empty")));
+}
+
+// A limit that is above what a launch can have would do nothing.
+TEST_F(ConfigTest, CopyBlocksAreAtMostThoseOfALaunch) {
+  const auto max_of = [](const char* key) {
+    return DaemonConfig::descriptor()->FindFieldByName(key)->options().GetExtension(config::v1::knob).max();
+  };
+  EXPECT_EQ(max_of("max_bulk_copy_blocks"), kernels::cuda::kTargetBlocks);
+  EXPECT_EQ(max_of("max_step_copy_blocks"), kernels::kMaxBatchRows);
+}
+
+// Pieces of copies are bounded from below, too, unless there is no limit.
+TEST_F(ConfigTest, SmallPiecesOfCopiesAreRefused) {
+  DaemonConfig config;
+  for (const int64_t bytes : {0, 1 << 20}) {
+    config.set_max_bulk_copy_bytes(bytes);
+    config.set_max_step_copy_bytes(bytes);
+    EXPECT_TRUE(ValidateConfig(config).ok()) << bytes;
+  }
+  for (const int64_t bytes : {1, (1 << 20) - 1}) {
+    config.set_max_bulk_copy_bytes(bytes);
+    config.set_max_step_copy_bytes(bytes);
+    EXPECT_EQ(ValidateConfig(config).message(),
+              absl::StrCat("max_bulk_copy_bytes ", bytes, " is out of range: 0, or 1048576 at least, are allowed\n",
+                           "max_step_copy_bytes ", bytes, " is out of range: 0, or 1048576 at least, are allowed"));
+  }
 }
 
 TEST_F(ConfigTest, AutomaticValuesAreThoseOfTheMachine) {

@@ -146,6 +146,10 @@ class BackendEngine final : public core::Engine {
     return std::string(BackendOf(device).no_shared_memory());
   }
 
+  std::string NoEvents(absl::string_view device) const override {
+    return std::string(BackendOf(device).no_shared_events());
+  }
+
   absl::StatusOr<int64_t> PoolBytes(const core::PoolSpec& spec) const override {
     const absl::StatusOr<kernels::RowStore> rows = LayOut(spec);
     if (!rows.ok()) return rows.status();

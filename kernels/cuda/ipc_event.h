@@ -65,8 +65,8 @@ inline absl::StatusOr<EventHandle> OpenIpcEvent(std::string_view ipc_handle, abs
   return event;
 }
 
-// A stream for records that release: of the highest priority, since streams of another one do not share a connection to
-// the device with those that wait.
+// A stream for records that release. Of the highest priority, so that it shares no connection to the device with
+// streams that wait, which have none: behind one of them its record would wait as well.
 inline absl::StatusOr<StreamHandle> MakeReleasingStream() {
   int lowest = 0;
   int highest = 0;

@@ -321,7 +321,7 @@ TEST_F(EventsGpuTest, AnEngineThatIsKilledIsGoneAndOthersGoOn) {
   uint32_t length = EventEngine::kPrompt + 1;
   for (int round = 0; round < 3; ++round) {
     const std::string key = "killed " + std::to_string(round);
-    ChildProcess other({EnginePath(), daemon().address(), "p", key, "400"}, daemon().folder().File("engine"));
+    ChildProcess other({EnginePath(), daemon().address(), "p", key, "300"}, daemon().folder().File("engine"));
     ASSERT_TRUE(other.AwaitOutput("enqueued", absl::Seconds(30))) << other.Output();
     other.Kill();
     const absl::Time begin = absl::Now();

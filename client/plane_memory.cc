@@ -188,6 +188,7 @@ absl::StatusOr<kernels::PlaneMemory> MakePlaneMemory(const v1::AttachRequest& re
   batch.newest_row = static_cast<int32_t>(arena.newest_row());
   plane.counters = tensors.Dense<uint64_t>("state.counters", "u64", {kernels::kPlaneCounters});
   batch.ended = reinterpret_cast<uint32_t*>(tensors.Dense<int32_t>("ended", "i32", {1}));
+  batch.one_row = by_pool_row;
   plane.index_space = by_pool_row ? kernels::IndexSpace::kPoolRow : kernels::IndexSpace::kPosition;
   if (by_pool_row) {
     plane.allowed_blocks = tensors.Dense<uint64_t>("state.allowed_blocks", "u64", {state_rows, allowed_words});

@@ -96,7 +96,7 @@ enum class BatchStatus : int32_t {
   kBadCount = 1,         // batch.rows is below 0 or above max_rows: of every row
   kUnknownSequence = 2,  // the state row does not exist, or does not have the sequence
   kNotAdjacent = 3,      // the sequence has rows before this one that are not side by side with it
-  kTooManyRows = 4,      // the sequence's rows x top_k are above hot_rows, or its rows above block_rows
+  kTooManyRows = 4,      // the sequence's rows x top_k are above hot_rows, or its rows above block_rows or one_row
   kBadLength = 5,        // below 1, above max_rows of the sequence or of the session, below the row before it, or above
                          // the sequence's first row by as many as it has rows, or more
   kNotStored = 6,        // rows before the newest ones, whose first is length - 1 of the first row, are not in the pool
@@ -142,6 +142,7 @@ struct BatchArgs {
   int32_t top_k = 0;
   int32_t hot_rows = 0;           // of a state row
   int64_t max_sequence_rows = 0;  // of the session
+  bool one_row = false;           // of a sequence in a batch, and no more: entries by pool row name one newest row
   uint64_t session = 0;           // not 0: compared with SequenceWord::writer
 
   const StateRowEntry* entries = nullptr;  // [state_rows]

@@ -68,7 +68,7 @@ void TakeSequence(const BatchArgs& args, std::vector<BatchRow>& rows, int32_t fi
   const int64_t max_rows = std::min<int64_t>(Load(&word.max_rows), args.max_sequence_rows);
   const int64_t count = end - first;
   const int64_t first_length = rows[first].length;
-  const bool too_many = count * args.top_k > args.hot_rows || count > args.block_rows;
+  const bool too_many = count * args.top_k > args.hot_rows || count > args.block_rows || (args.one_row && count > 1);
   bool failed = false;
   for (int32_t i = first; i < end; ++i) {
     BatchRow& row = rows[i];

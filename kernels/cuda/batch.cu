@@ -126,7 +126,7 @@ __device__ void TakeSequence(const BatchArgs& args, int32_t first, int32_t word,
   const int32_t end = EndOfSequence(shared, first, shared.count);
   const int64_t count = end - first;
   const int64_t first_length = shared.length[first];
-  const bool too_many = count * args.top_k > args.hot_rows || count > args.block_rows;
+  const bool too_many = count * args.top_k > args.hot_rows || count > args.block_rows || (args.one_row && count > 1);
   bool failed = false;
   int32_t before = shared.length[first];
   for (int32_t i = first; i < end; ++i) {

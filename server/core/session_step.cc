@@ -77,6 +77,12 @@ absl::Status Session::CheckStep(const StepRequest& request) const {
       return absl::InvalidArgumentError(absl::StrCat("rows: sequence ", first.id.value, " is named at row ", begin,
                                                      " again, but not next to its other rows"));
     }
+    // Only one newest row has a name there: of the others the engine would read the first one's bytes.
+    if (end - begin > 1 && spec_.index_space == IndexSpace::kPoolRow) {
+      return absl::InvalidArgumentError(absl::StrCat("rows: ", end - begin, " rows of sequence ", first.id.value,
+                                                     " given at row ", begin,
+                                                     ", limit 1 in a session with INDEX_SPACE_POOL_ROW"));
+    }
     if ((end - begin) * request.top_k > spec_.hot_rows) {
       return absl::InvalidArgumentError(absl::StrCat("top_k: ", end - begin, " rows of one sequence x ", request.top_k,
                                                      " given, limit hot_rows ", spec_.hot_rows));

@@ -89,6 +89,7 @@ kernels::PlaneMemory SessionStorage::PlaneMemoryOf(uint64_t session, int32_t top
   plane.counters = InState<uint64_t>(memory_.plane_counters);
   batch.committed_rows = plane.counters + kernels::kPlaneCommittedRows;
   batch.ended = InArena<uint32_t>(memory_.ended);
+  batch.one_row = spec_.index_space == core::IndexSpace::kPoolRow;
   plane.index_space = index_space();
   if (spec_.index_space == core::IndexSpace::kPoolRow) {
     plane.allowed_blocks = InState<uint64_t>(memory_.allowed_blocks);

@@ -126,6 +126,7 @@ TEST(PlaneMemoryTest, LiesInArenaAndPool) {
       EXPECT_EQ(memory->groups[0].layers, (std::vector<int32_t>{0, 1}));
       EXPECT_EQ(memory->groups[1].layers, std::vector<int32_t>{2});
       EXPECT_EQ(memory->allowed_blocks != nullptr, index_space == v1::INDEX_SPACE_POOL_ROW);
+      EXPECT_EQ(batch.one_row, index_space == v1::INDEX_SPACE_POOL_ROW);
       // Rows of the hot caches are where the arena's views have them.
       for (int32_t layer = 0; layer < 3; ++layer) {
         for (int32_t p = 0; p < memory->hot.layout.part_count; ++p) {

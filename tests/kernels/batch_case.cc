@@ -75,6 +75,7 @@ BatchArgs BatchCase::Args(std::byte* device, std::byte* host) const {
   args.top_k = shape_.top_k;
   args.hot_rows = shape_.hot_rows;
   args.max_sequence_rows = shape_.max_sequence_rows;
+  args.one_row = shape_.one_row;
   args.session = kSession;
   args.entries = entries_.In(device);
   args.state_rows = shape_.state_rows;
@@ -156,6 +157,7 @@ BatchShape RandomBatchShape(std::mt19937_64& rng) {
   shape.newest_row = shape.hot_rows + Draw(rng, 0, 4);
   shape.region_rows = shape.newest_row + shape.block_rows + Draw(rng, 0, 2);
   shape.max_sequence_rows = Draw(rng, 1, 60);
+  shape.one_row = Chance(rng, 0.2);
   shape.raises_step = Chance(rng, 0.5);
   shape.optional_outputs = Chance(rng, 0.7);
   return shape;

@@ -29,6 +29,7 @@ struct BatchShape {
   int32_t newest_row = 16;
   int32_t region_rows = 20;
   int64_t max_sequence_rows = 32;
+  bool one_row = false;
   bool raises_step = false;
   bool optional_outputs = true;
 };

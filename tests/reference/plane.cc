@@ -55,6 +55,7 @@ BatchStatus StatusOf(const BatchArgs& args, const std::vector<int64_t>& sequence
   const kernels::SequenceWord& word = args.words[args.entries[state_row].word];
   if (count * args.top_k > args.hot_rows) return BatchStatus::kTooManyRows;
   if (count > args.block_rows) return BatchStatus::kTooManyRows;
+  if (args.one_row && count != 1) return BatchStatus::kTooManyRows;
   if (length < 1) return BatchStatus::kBadLength;
   if (length > word.max_rows) return BatchStatus::kBadLength;
   if (length > args.max_sequence_rows) return BatchStatus::kBadLength;

@@ -1,7 +1,9 @@
 // Rows through the daemon and back, in every row layout: what is stored is what steps, loads and reads hand out.
 #include <array>
 #include <numeric>
+#include <vector>
 
+#include "gmock/gmock.h"
 #include "tests/system/daemon_fixture.h"
 
 namespace stoker::system_test {
@@ -376,6 +378,13 @@ TEST_P(RoundTripTest, StepsByPoolRow) {
     }
     EXPECT_EQ(outcome.Sum(source == kInline ? &v1::LookupCounts::miss : &v1::LookupCounts::hot), 32u);
   }
+  // Of several rows of a sequence only the first one's newest token would have a name.
+  std::vector<int32_t> twice = rows;
+  twice.insert(twice.end(), rows.begin(), rows.end());
+  const std::vector<BatchRow> draft = {{&at_reader, 120, false, true}, {&at_reader, 121, false, true}};
+  const absl::Status several = by_row.Step(draft, {twice, twice}, 16).status;
+  EXPECT_EQ(several.code(), absl::StatusCode::kInvalidArgument) << several;
+  EXPECT_THAT(several.message(), testing::HasSubstr("limit 1 in a session with INDEX_SPACE_POOL_ROW")) << several;
   // Rows of blocks that are not the sequence's are invalid, not readable.
   const Sequence other = by_position.Open(MakeTokens(14, 120), 160);
   const std::vector<int32_t> foreign = by_position.PoolRows(other, positions);

@@ -4,13 +4,14 @@
 #   tests/gpu/run_gpu_tests.sh BIN_DIR [--sanitize | --only-sanitize]
 #
 # --sanitize: afterwards a reduced set under the four tools of compute-sanitizer (README.md), which run side by side.
-# Logs lie in BIN_DIR/logs, or in STOKER_GPU_LOGS.
+# Logs lie in BIN_DIR/logs, or in STOKER_GPU_LOGS. STOKER_GPU_TESTS: only these programs, before the sanitizers. backend_gpu_test
+# fills the GPU's memory, and pool_memory_gpu_test looks at the host's: nothing else may run beside them.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 kernels=$here/../../kernels/cuda
 mode=${2:-}
 if [ $# -lt 1 ] || [ ! -d "$1" ] || [[ ! $mode =~ ^(|--sanitize|--only-sanitize)$ ]]; then
-  sed -n '2,7p' "$0" >&2
+  sed -n '2,8p' "$0" >&2
   exit 2
 fi
 bin=$(cd "$1" && pwd)
@@ -36,7 +37,8 @@ report() {
 }
 
 if [ "$mode" != --only-sanitize ]; then
-  for program in "${programs[@]}" "${others[@]}"; do
+  read -ra chosen <<<"${STOKER_GPU_TESTS:-${programs[*]} ${others[*]}}"
+  for program in "${chosen[@]}"; do
     log=$logs/$program.log
     begin=$SECONDS
     timeout 300 "$bin/$program" >"$log" 2>&1

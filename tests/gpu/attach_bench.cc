@@ -125,7 +125,7 @@ void Phases(const v1::AttachRequest& attach, const std::string& head) {
   v1::AttachResponse first;
   if (!stream->Read(&first)) Require(client::FromGrpc(stream->Finish()), "Attach");
   const double call_ms = laps.Lap();
-  const auto arena = Get(client::Arena::MapDevice(attach, first.attached()), "arena");
+  const auto arena = Get(client::Arena::MapDevice(attach, first.attached(), absl::Now() + absl::Seconds(30)), "arena");
   const double arena_ms = laps.Lap();
   std::string pool_ms = "null";
   if (first.attached().has_direct()) {

@@ -46,6 +46,8 @@ run test-arena-mps "$here/with_mps.sh" "$bin/arena_gpu_test"
 run test-events-mps "$here/with_mps.sh" "$bin/events_gpu_test" --gtest_filter='-*Killed'
 run test-events-mps-killed "$here/with_mps.sh" "$bin/events_gpu_test" --gtest_filter='*Killed'
 run test-events-no-mps "$bin/events_gpu_test"
+run test-lost-context-mps "$here/with_mps.sh" "$bin/lost_context_gpu_test"
+run test-lost-context-no-mps "$bin/lost_context_gpu_test"
 replay=("$bin/stoker-replay" --stokerd "$bin/stokerd" --device cuda --transfer shared --requests 24 --input-length 8000 --output-length 100
   --layers 61 --groups 16 --row-bytes 656 --top-k 2048 --hot-rows 4096 --concurrency 8 --pool-blocks 4000 --json --progress none)
 run replay-mps "$here/with_mps.sh" "${replay[@]}" --plane server

@@ -201,7 +201,7 @@ class WorkloadBench {
     if (cold) Report("stoker_fused_cold", true, fused, true);
     Report("stoker_resolve_gather", true, [this](uint32_t step) {
       CHECK_CUDA(LaunchResolve(At(step), limits_, stream_));
-      CHECK_CUDA(LaunchGather(gather_, limits_, stream_));
+      CHECK_CUDA(LaunchGather(gather_, stream_));
     });
     Report("stoker_resolve_only", false,
            [this](uint32_t step) { CHECK_CUDA(LaunchResolve(At(step), limits_, stream_)); });
@@ -285,7 +285,7 @@ class WorkloadBench {
       args.src_rows = from_rows;
       args.dst_rows = to_rows;
       return Time(
-          4, [&, args](uint32_t) { CHECK_CUDA(LaunchTransfer(args, limits_, stream_)); }, [] {});
+          4, [&, args](uint32_t) { CHECK_CUDA(LaunchTransfer(args, stream_)); }, [] {});
     };
     Rate("stoker_commit", "64 rows x 61 layers", 0, transfer(dense, pool, in_order, shuffled, 64),
          64 * kLayers * int64_t{w_.row_bytes});

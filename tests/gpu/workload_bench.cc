@@ -6,9 +6,10 @@
 // pass divided by the steps is us_per_step. misses_per_step is counted over the timed passes. Every gathered row of the
 // last step is compared with its source. One JSON object a line.
 //
-// --rates adds the best rate found for random rows of the same pool, the copy engine's, and those of commit, store and
-// load; lines of steps then tell their share of the first two. --cold adds steps before each of which the L2 cache was
-// overwritten, launched one by one and timed with events.
+// --rates adds the best rate found for random rows of the same pool, in launches of 16,384, the copy engine's, and
+// those of commit, store and load; lines of steps then tell their share of the first two, and of the best rate of
+// launches that read as many random rows as the step misses on average. --cold adds steps before each of which the L2
+// cache was overwritten, launched one by one and timed with events.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -207,29 +208,37 @@ class WorkloadBench {
            [this](uint32_t step) { CHECK_CUDA(LaunchResolve(At(step), limits_, stream_)); });
   }
 
-  // The best rate at which random rows of this pool can be read: over the order of the rows and the number of blocks.
-  // In sequence order the rows of a sequence follow one another; sorted, by position too.
+  // The best rate at which random rows of this pool can be read, and the copy engine's.
   void GatherRates() {
+    best_gather_ = BestGather(16384, true);
+    char* const target = reinterpret_cast<char*>(Device(std::vector<char>(size_t{1} << 30)));
+    const double us = Time(
+        4, [&](uint32_t) { CHECK_CUDA(cudaMemcpyAsync(target, pool_, 1 << 30, cudaMemcpyDefault, stream_)); }, [] {});
+    copy_engine_ = Rate("copy_engine", "whole", 0, us, int64_t{1} << 30);
+  }
+
+  // The best rate in launches that read so many random rows of the pool: over the order of the rows and the number of
+  // blocks. In sequence order the rows of a sequence follow one another; sorted, by position too. GB/s.
+  double BestGather(int64_t rows, bool prints) {
     std::mt19937_64 random(1);
     constexpr int kRounds = 16;
-    constexpr int64_t kRows = 16384;
     const int64_t spread = pool_rows_ / w_.rows;
     const int64_t hot_total = w_.rows * region_;
-    std::vector<int32_t> hot_rows(kRows);
+    std::vector<int32_t> hot_rows(static_cast<size_t>(rows));
     for (size_t i = 0; i < hot_rows.size(); ++i)
       hot_rows[i] = static_cast<int32_t>(static_cast<int64_t>(i) % hot_total);
-    TransferArgs args = Transfer(gather_.pool, gather_.hot, kRows);
+    TransferArgs args = Transfer(gather_.pool, gather_.hot, rows);
     args.dst_rows = Device(hot_rows);
+    double best = 0;
     for (const char* const order : {"random", "sequences", "sorted"}) {
-      std::vector<int32_t> pool_rows(kRows * kRounds);
-      for (int64_t i = 0; i < kRows * kRounds; ++i) {
-        const int64_t sequence =
-            order[0] == 'r' ? static_cast<int64_t>(random() % w_.rows) : i % kRows * w_.rows / kRows;
+      std::vector<int32_t> pool_rows(static_cast<size_t>(rows * kRounds));
+      for (int64_t i = 0; i < rows * kRounds; ++i) {
+        const int64_t sequence = order[0] == 'r' ? static_cast<int64_t>(random() % w_.rows) : i % rows * w_.rows / rows;
         pool_rows[static_cast<size_t>(i)] =
             static_cast<int32_t>(sequence * spread + static_cast<int64_t>(random() % w_.context));
       }
       for (int round = 0; round < kRounds && std::strcmp(order, "sorted") == 0; ++round) {
-        std::sort(pool_rows.begin() + round * kRows, pool_rows.begin() + (round + 1) * kRows);
+        std::sort(pool_rows.begin() + round * rows, pool_rows.begin() + (round + 1) * rows);
       }
       const int32_t* const device_pool = Device(pool_rows);
       for (const int blocks : {16, 32, 64, 132}) {
@@ -237,17 +246,15 @@ class WorkloadBench {
             kRounds,
             [&](uint32_t round) {
               TransferArgs part = args;
-              part.src_rows = device_pool + round * kRows;
+              part.src_rows = device_pool + round * rows;
               CHECK_CUDA(LaunchProbe(part, blocks, stream_));
             },
             [] {});
-        best_gather_ = std::max(best_gather_, Rate("random_gather", order, blocks, us, kRows * w_.row_bytes));
+        best = std::max(best, prints ? Rate("random_gather", order, blocks, us, rows * w_.row_bytes)
+                                     : static_cast<double>(rows * w_.row_bytes) / us / 1e3);
       }
     }
-    char* const target = reinterpret_cast<char*>(Device(std::vector<char>(size_t{1} << 30)));
-    const double us = Time(
-        4, [&](uint32_t) { CHECK_CUDA(cudaMemcpyAsync(target, pool_, 1 << 30, cudaMemcpyDefault, stream_)); }, [] {});
-    copy_engine_ = Rate("copy_engine", "whole", 0, us, int64_t{1} << 30);
+    return best;
   }
 
   // Commit of 64 newest rows, and store and load of 32,768 tokens, in 61 layers; against the same bytes in one copy.
@@ -430,8 +437,13 @@ class WorkloadBench {
         "\"us_per_step\": %.2f, \"misses_per_step\": %.1f, \"gathered_gb_per_s\": %.2f, \"bad_rows\": %d",
         system, w_.rows, w_.top_k, w_.hot_rows, w_.row_bytes, PoolGib(), us, misses, rate, bad);
     if (gathers && best_gather_ > 0) {
+      const auto rows = static_cast<int64_t>(misses);
+      const double equal = rows > 0 ? BestGather(rows, false) : 0;
       std::printf(", \"share_of_random_gather\": %.3f, \"share_of_copy_engine\": %.3f", rate / best_gather_,
                   rate / copy_engine_);
+      if (rows > 0) {
+        std::printf(", \"random_gather_of_as_many_rows_gb_per_s\": %.2f, \"share_of_it\": %.3f", equal, rate / equal);
+      }
     }
     std::printf("}\n");
     std::fflush(stdout);

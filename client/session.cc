@@ -30,23 +30,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(std::shared_ptr<Connectio
         absl::StrCat("plane: the direct plane needs the daemon's memory, and the daemon at ", connection->address(),
                      " is not reached through a Unix socket"));
   }
-  v1::AttachRequest attach = request;
-  std::unique_ptr<SessionEvents> events;
-  if (options.exchange_events) {
-    if (attach.device().empty()) {
-      // The event must be made on the session's GPU, before the session is there.
-      const absl::StatusOr<v1::GetStatusResponse> status = connection->Unary(
-          connection->admin(), &v1::Admin::Stub::GetStatus, v1::GetStatusRequest(), {options.attach_timeout});
-      if (!status.ok()) return status.status();
-      if (status->devices().empty()) return absl::InternalError("GetStatus lists no device");
-      attach.set_device(status->devices(0));
-    }
-    absl::StatusOr<std::unique_ptr<SessionEvents>> made = SessionEvents::Make(attach.device());
-    if (!made.ok()) return made.status();
-    events = *std::move(made);
-    *attach.mutable_engine_event() = events->engine_event();
-  }
-  auto impl = std::make_unique<Impl>(std::move(connection), attach, std::move(options), std::move(events));
+  auto impl = std::make_unique<Impl>(std::move(connection), request, std::move(options));
   if (absl::Status status = impl->Open(); !status.ok()) return status;
   return std::unique_ptr<Session>(new Session(std::move(impl)));
 }
@@ -76,31 +60,30 @@ absl::Status Session::GetBlockTables(const v1::GetBlockTablesRequest& request, v
 }
 
 absl::Status Session::Store(const v1::StoreRequest& request, v1::StoreResponse* response, const CallOptions& options) {
-  return impl_->CallOnStream(impl_->connection().residency(), &v1::Residency::Stub::Store, request, response, options);
+  return impl_->Call(impl_->connection().residency(), &v1::Residency::Stub::Store, request, response, options);
 }
 
 absl::Status Session::Load(const v1::LoadRequest& request, v1::LoadResponse* response, const CallOptions& options) {
-  return impl_->CallOnStream(impl_->connection().residency(), &v1::Residency::Stub::Load, request, response, options);
+  return impl_->Call(impl_->connection().residency(), &v1::Residency::Stub::Load, request, response, options);
 }
 
 absl::Status Session::Step(const v1::StepRequest& request, v1::StepResponse* response, const CallOptions& options) {
-  return impl_->CallOnStream(impl_->connection().residency(), &v1::Residency::Stub::Step, request, response, options);
+  return impl_->Call(impl_->connection().residency(), &v1::Residency::Stub::Step, request, response, options);
 }
 
 absl::Status Session::Resolve(const v1::ResolveRequest& request, v1::ResolveResponse* response,
                               const CallOptions& options) {
-  return impl_->CallOnStream(impl_->connection().residency(), &v1::Residency::Stub::Resolve, request, response,
-                             options);
+  return impl_->Call(impl_->connection().residency(), &v1::Residency::Stub::Resolve, request, response, options);
 }
 
 absl::Status Session::Gather(const v1::GatherRequest& request, v1::GatherResponse* response,
                              const CallOptions& options) {
-  return impl_->CallOnStream(impl_->connection().residency(), &v1::Residency::Stub::Gather, request, response, options);
+  return impl_->Call(impl_->connection().residency(), &v1::Residency::Stub::Gather, request, response, options);
 }
 
 absl::Status Session::Commit(const v1::CommitRequest& request, v1::CommitResponse* response,
                              const CallOptions& options) {
-  return impl_->CallOnStream(impl_->connection().residency(), &v1::Residency::Stub::Commit, request, response, options);
+  return impl_->Call(impl_->connection().residency(), &v1::Residency::Stub::Commit, request, response, options);
 }
 
 absl::Status Session::Invalidate(const v1::InvalidateRequest& request, v1::InvalidateResponse* response,
@@ -185,8 +168,6 @@ absl::StatusOr<uint64_t> Session::AwaitAttached(absl::Duration timeout) {
   return (*lease)->generation;
 }
 
-absl::Status Session::RecordEvent(CUstream_st* stream) { return impl_->RecordEvent(stream); }
-absl::Status Session::AwaitEvent(CUstream_st* stream) { return impl_->AwaitEvent(stream, 0); }
 uint64_t Session::arm_calls() const { return impl_->arm_calls(); }
 Session::DirectLease Session::direct_lease() const {
   const std::shared_ptr<const Lease> lease = impl_->lease();

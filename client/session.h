@@ -71,10 +71,6 @@ struct SessionOptions {
   // somebody else to create it.
   bool recreate_pool = false;
   ArenaMapping arena_mapping = ArenaMapping::kWherePossible;
-  // On a GPU: exchanges events with the daemon, so that calls need not wait on the host for the engine's stream, nor
-  // for the daemon's work (wait_event and signal_event of residency.proto; CallOptions::stream). Attach fails with
-  // FAILED_PRECONDITION where the session is not on a GPU, with UNIMPLEMENTED in a build without CUDA.
-  bool exchange_events = false;
 
   std::function<void(const v1::Draining&)> on_draining;
   std::function<void(const v1::PoolPressure&)> on_pool_pressure;
@@ -129,21 +125,6 @@ class Session {
   // The memory may be freed when the reply is there.
   absl::Status UnregisterTensor(const v1::UnregisterTensorRequest& request, v1::UnregisterTensorResponse* response,
                                 const CallOptions& options = {});
-
-  // Of a session with exchange_events, where a request says wait_event or signal_event, Store, Load, Step, Resolve,
-  // Gather and Commit do all that belongs to it: with wait_event the engine's event is recorded on options.stream
-  // before the call; with signal_event that stream waits for the daemon's event when the reply is there, and what the
-  // engine enqueues on it then finds the work done. INVALID_ARGUMENT: no stream. Calls with wait_event that name
-  // different streams wait for each other: there is one event.
-  //
-  // RunSteps and the asynchronous calls do not: record before, and await when the reply is there. Between a record and
-  // the reply, nobody else may record on another stream.
-  //
-  // The stream's wait ends when the daemon dies or the session ends (at the latest when the library has noticed),
-  // without the work having been done: ask status() and generation() before what was computed from the rows is used.
-  // UNAVAILABLE: the session was attached anew meanwhile. FAILED_PRECONDITION: the session has no events.
-  absl::Status RecordEvent(CUstream_st* stream);
-  absl::Status AwaitEvent(CUstream_st* stream);
 
   // As Step and Store, without waiting. `request` and `response` must live until `done` has run; `done` runs exactly
   // once, on a gRPC thread or, where the call cannot start, inside StepAsync. It must not block, nor destroy the

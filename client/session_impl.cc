@@ -14,7 +14,7 @@ constexpr size_t kMaxTokenBytes = 4096;
 // How long after a call's failure the Attach stream may take to fail too. Longer than any scheduling delay, short for a
 // caller whose call was refused by a daemon that lives on.
 constexpr absl::Duration kLossGrace = absl::Milliseconds(250);
-// Bound of the Detach that the destructor sends, and with events, of the wait until the daemon has let go of them.
+// Bound of the Detach that the destructor sends.
 constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
 
 // A header value may hold nothing else: gRPC aborts the process over any other byte.
@@ -59,12 +59,7 @@ Session::Impl::~Impl() {
     v1::DetachResponse response;
     // A daemon that does not answer sees the stream end, which detaches as well: there is nothing to do about an
     // error.
-    const bool detached = connection_->sessions().Detach(&context, {}, &response).ok();
-    if (detached && events_ != nullptr) {
-      // The stream's end says that the session's work is done.
-      Lock lock(mutex_);
-      WaitUntil(changed_, lock, absl::Now() + kDetachTimeout, [this] { return watched_; });
-    }
+    static_cast<void>(connection_->sessions().Detach(&context, {}, &response));
   }
   if (stream != nullptr) stream->CancelAndWait();
   if (thread_.joinable()) thread_.join();
@@ -141,47 +136,6 @@ void Session::Impl::Finish(grpc::ClientContext* context) {
   if (closing_) changed_.notify_all();
 }
 
-absl::Status Session::Impl::BeginOnStream(bool wait_event, CUstream_st* stream, absl::Time deadline) {
-  if (stream == nullptr) {
-    return absl::InvalidArgumentError(
-        "stream: null in CallOptions, with wait_event or signal_event in the request (the default stream is "
-        "cudaStreamLegacy)");
-  }
-  if (!wait_event) return absl::OkStatus();
-  {
-    Lock lock(mutex_);
-    if (!WaitUntil(changed_, lock, deadline, [&] { return event_calls_ == 0 || event_stream_ == stream; })) {
-      return absl::DeadlineExceededError("wait_event: a call with another stream had no reply in time");
-    }
-    event_stream_ = stream;
-    ++event_calls_;
-  }
-  absl::Status status = events_->Record(stream);
-  if (!status.ok()) EndOnStream(wait_event);
-  return status;
-}
-
-void Session::Impl::EndOnStream(bool wait_event) {
-  if (!wait_event) return;
-  const std::lock_guard lock(mutex_);
-  if (--event_calls_ == 0) changed_.notify_all();
-}
-
-absl::Status Session::Impl::RecordEvent(CUstream_st* stream) {
-  if (events_ == nullptr) return absl::FailedPreconditionError("exchange_events: the session was attached without");
-  return events_->Record(stream);
-}
-
-absl::Status Session::Impl::AwaitEvent(CUstream_st* stream, uint64_t generation) {
-  if (events_ == nullptr) return absl::FailedPreconditionError("exchange_events: the session was attached without");
-  if (absl::Status status = events_->Await(stream); !status.ok()) return status;
-  // Of an attachment that came later the event says nothing about work of before.
-  const std::lock_guard lock(mutex_);
-  if (!status_.ok()) return status_;
-  if (generation == 0 || lease_->generation == generation) return absl::OkStatus();
-  return absl::UnavailableError("signal_event: the session was attached anew before the work was done");
-}
-
 absl::Status Session::Impl::WrongGeneration(uint64_t generation) const {
   return absl::FailedPreconditionError(absl::StrCat("generation ", generation, " of the session is over, it is ",
                                                     lease_->generation,
@@ -201,7 +155,6 @@ absl::Status Session::Impl::TryAttach(absl::Time deadline, bool wait_for_ready) 
     status =
         direct() ? MapDirect(next->attached, deadline, next.get()) : MapArena(next->attached, deadline, next.get());
   }
-  if (status.ok() && events_ != nullptr) status = events_->Open(next->attached.event_handle());
   if (!status.ok()) {
     stream->CancelAndWait();
     return status;
@@ -278,15 +231,9 @@ absl::StatusOr<std::shared_ptr<const Arena>> Session::Impl::FindArena(const v1::
 void Session::Impl::Run() {
   for (;;) {
     const absl::Status why = Watch();
-    // Whatever the daemon had recorded it behind.
-    if (events_ != nullptr) events_->Release();
     {
       const std::lock_guard lock(mutex_);
-      if (closing_) {
-        watched_ = true;
-        changed_.notify_all();
-        return;
-      }
+      if (closing_) return;
     }
     // CANCELLED, for we did not cancel, and UNKNOWN are what gRPC makes of some ways to lose a connection.
     const bool lost = absl::IsUnavailable(why) || absl::IsCancelled(why) || absl::IsUnknown(why);

@@ -2,7 +2,6 @@
 // the library.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <functional>
@@ -21,7 +20,6 @@
 #include "client/connection.h"
 #include "client/pool_mapping.h"
 #include "client/session.h"
-#include "client/session_events.h"
 #include "client/status.h"
 #include "grpcpp/client_context.h"
 
@@ -45,13 +43,8 @@ enum class AcrossGenerations { kRun, kFail };
 //  3. No callback runs, and no call is made, while mutex_ is held.
 class Session::Impl {
  public:
-  // `events`: null, or those of options.exchange_events, whose event is in the request.
-  Impl(std::shared_ptr<Connection> connection, const v1::AttachRequest& request, SessionOptions options,
-       std::unique_ptr<SessionEvents> events)
-      : connection_(std::move(connection)),
-        request_(request),
-        options_(std::move(options)),
-        events_(std::move(events)) {}
+  Impl(std::shared_ptr<Connection> connection, const v1::AttachRequest& request, SessionOptions options)
+      : connection_(std::move(connection)), request_(request), options_(std::move(options)) {}
 
   ~Impl();
 
@@ -72,32 +65,6 @@ class Session::Impl {
     if (absl::IsUnavailable(status)) AwaitLoss(*lease, deadline);
     return status;
   }
-
-  // A call whose request has wait_event and signal_event.
-  template <typename Stub, typename Request, typename Response>
-  absl::Status CallOnStream(Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-                            const Request& request, Response* response, const CallOptions& options) {
-    // Without events of the library's, they are the caller's own business.
-    if (events_ == nullptr || (!request.wait_event() && !request.signal_event())) {
-      return Call(stub, method, request, response, options);
-    }
-    CallOptions rest = options;
-    rest.timeout = options.timeout > absl::ZeroDuration() ? options.timeout : connection_->call_timeout();
-    if (rest.generation == 0) rest.generation = lease()->generation;
-    const absl::Time deadline = absl::Now() + rest.timeout;
-    if (absl::Status status = BeginOnStream(request.wait_event(), options.stream, deadline); !status.ok()) {
-      return status;
-    }
-    rest.timeout = std::max(deadline - absl::Now(), absl::Milliseconds(1));
-    absl::Status status = Call(stub, method, request, response, rest);
-    EndOnStream(request.wait_event());
-    if (status.ok() && request.signal_event()) status = AwaitEvent(options.stream, rest.generation);
-    return status;
-  }
-
-  absl::Status RecordEvent(CUstream_st* stream);
-  // `generation`: that in which the work was enqueued, or 0.
-  absl::Status AwaitEvent(CUstream_st* stream, uint64_t generation);
 
   // start(context, done): begins the call.
   void CallAsync(absl::AnyInvocable<void(absl::Status)> done, const CallOptions& options,
@@ -137,11 +104,6 @@ class Session::Impl {
   absl::StatusOr<std::shared_ptr<const Lease>> Acquire(Lock& lock, absl::Time deadline, uint64_t generation,
                                                        AcrossGenerations across);
 
-  // Records the engine's event, when no call with another stream needs it any more. Each success is followed by one
-  // EndOnStream.
-  absl::Status BeginOnStream(bool wait_event, CUstream_st* stream, absl::Time deadline);
-  void EndOnStream(bool wait_event);
-
   // Gives the call a token, and the destructor the means to cancel it.
   absl::StatusOr<std::shared_ptr<const Lease>> Begin(grpc::ClientContext* context, absl::Time deadline,
                                                      uint64_t generation, AcrossGenerations across);
@@ -179,7 +141,6 @@ class Session::Impl {
   const std::shared_ptr<Connection> connection_;
   const v1::AttachRequest request_;
   const SessionOptions options_;
-  const std::unique_ptr<SessionEvents> events_;
   std::atomic<uint64_t> arm_calls_ = 0;
 
   mutable std::mutex mutex_;
@@ -191,9 +152,6 @@ class Session::Impl {
   std::shared_ptr<const Lease> lease_;
   std::shared_ptr<AttachStream> stream_;
   std::unordered_set<grpc::ClientContext*> calls_;  // under way
-  bool watched_ = false;                            // the session's thread is at its end
-  CUstream_st* event_stream_ = nullptr;             // on which the engine's event is recorded,
-  int event_calls_ = 0;                             //   for so many calls that have no reply yet
 
   std::thread thread_;
 };

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -109,20 +108,6 @@ class Event {
   virtual bool Done() const = 0;
 };
 
-// An event that a stream of one process records and a stream of another one waits for. Destroyed when no work that
-// waits for it is under way in this process.
-//
-// Thread safety: any thread.
-class SharedEvent {
- public:
-  virtual ~SharedEvent() = default;
-  // The bytes of the cudaIpcEventHandle_t by which another process opens it; empty for one that was opened here.
-  virtual std::string_view ipc_handle() const = 0;
-  // Lets go of whatever waits for the last record: whoever made that has gone, and what was to come before may not have
-  // come. Nobody else records it any more.
-  virtual absl::Status Release() = 0;
-};
-
 // Operations of a stream that were recorded to be enqueued again and again. Destroyed before its stream, when no work
 // of it is under way.
 class Program {
@@ -150,14 +135,6 @@ class Stream {
   virtual std::shared_ptr<Event> Record() = 0;
   // Work enqueued later begins after the event, which may be another stream's.
   virtual void Wait(std::shared_ptr<Event> event) = 0;
-  // The same between processes: with the record that is the last one when the call is made. An event that was never
-  // recorded is not waited for. Only on backends that make such events, and with events of the same backend.
-  virtual absl::Status RecordShared(SharedEvent& /*event*/) {
-    return absl::UnimplementedError("this device has no events that processes share");
-  }
-  virtual absl::Status WaitShared(const SharedEvent& /*event*/) {
-    return absl::UnimplementedError("this device has no events that processes share");
-  }
   // Writes the device's time in nanoseconds to *ns (device memory) when the work before it is done.
   virtual void Timestamp(uint64_t* ns) = 0;
 
@@ -234,16 +211,6 @@ class Backend {
   // Why AllocateShared cannot give memory that is shared so; empty where it can.
   virtual std::string_view NoSharing(Sharing sharing) const {
     return sharing == Sharing::kIpcHandle ? "memory there has no handle of CUDA's, but a descriptor" : "";
-  }
-  // Why there are no events here that processes share; empty where there are.
-  virtual std::string_view no_shared_events() const { return "only GPUs have interprocess events"; }
-  virtual absl::StatusOr<std::shared_ptr<SharedEvent>> MakeSharedEvent() {
-    return absl::UnimplementedError(std::string(no_shared_events()));
-  }
-  // Another process's, by its handle. INVALID_ARGUMENT: no such handle, and why. May wait for the device's running
-  // work.
-  virtual absl::StatusOr<std::shared_ptr<SharedEvent>> OpenSharedEvent(std::string_view /*ipc_handle*/) {
-    return absl::UnimplementedError(std::string(no_shared_events()));
   }
   // Zeroed host memory for a pool, which the device reads and writes. RESOURCE_EXHAUSTED names asked and available
   // bytes and the limit.

@@ -15,12 +15,10 @@
 #include "kernels/cuda/device_health.h"
 #include "kernels/cuda/device_uuid.h"
 #include "kernels/cuda/handles.h"
-#include "kernels/cuda/ipc_event.h"
 #include "kernels/cuda/ipc_memory.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/pool_memory.h"
 #include "kernels/cuda/prepare_device.h"
-#include "kernels/cuda/shared_event.h"
 #include "kernels/cuda/slabs.h"
 
 namespace stoker::kernels::cuda {
@@ -76,7 +74,7 @@ bool IsMpsEnabled(int device) {
 
 class CudaBackend final : public Backend {
  public:
-  CudaBackend(int device, std::string uuid, const DeviceLimits& limits, size_t memory_bytes, StreamHandle releasing)
+  CudaBackend(int device, std::string uuid, const DeviceLimits& limits, size_t memory_bytes)
       : device_(device),
         uuid_(std::move(uuid)),
         limits_(limits),
@@ -85,7 +83,6 @@ class CudaBackend final : public Backend {
         shared_(device, /*exported=*/true, memory_bytes / kKeptShare),
         private_(device, /*exported=*/false, memory_bytes / kKeptShare),
         client_memory_(device, uuid_, LoadIpcDriver()),
-        releasing_(std::move(releasing)),
         completions_(device, &health_) {}
 
   std::string_view device() const override { return uuid_; }
@@ -144,23 +141,6 @@ class CudaBackend final : public Backend {
     return client_memory_.Open(memory);
   }
 
-  std::string_view no_shared_events() const override { return {}; }
-
-  absl::StatusOr<std::shared_ptr<SharedEvent>> MakeSharedEvent() override {
-    const CurrentDevice current(device_);
-    std::string handle;
-    absl::StatusOr<EventHandle> event = MakeIpcEvent(&handle);
-    if (!event.ok()) return event.status();
-    return std::make_shared<CudaSharedEvent>(device_, &health_, releasing_.get(), *std::move(event), std::move(handle));
-  }
-
-  absl::StatusOr<std::shared_ptr<SharedEvent>> OpenSharedEvent(std::string_view ipc_handle) override {
-    const CurrentDevice current(device_);
-    absl::StatusOr<EventHandle> event = OpenIpcEvent(ipc_handle, "engine_event.handle");
-    if (!event.ok()) return event.status();
-    return std::make_shared<CudaSharedEvent>(device_, &health_, releasing_.get(), *std::move(event), std::string());
-  }
-
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override {
     return CudaStream::Create(device_, limits_, {&health_, &pinned_, &completions_});
   }
@@ -200,8 +180,7 @@ class CudaBackend final : public Backend {
   DeviceSlabs shared_;
   DeviceSlabs private_;
   IpcMemory client_memory_;
-  const StreamHandle releasing_;  // of shared events
-  Completions completions_;       // last: what it calls uses the rest
+  Completions completions_;  // last: what it calls uses the rest
 };
 
 }  // namespace
@@ -231,11 +210,7 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(int ordinal) {
   SetUpDriver();
   const absl::StatusOr<PreparedDevice> device = PrepareDevice(ordinal);
   if (!device.ok()) return device.status();
-  const CurrentDevice current(ordinal);
-  absl::StatusOr<StreamHandle> releasing = MakeReleasingStream();
-  if (!releasing.ok()) return releasing.status();
-  return std::make_unique<CudaBackend>(ordinal, device->uuid, device->limits, device->memory_bytes,
-                                       *std::move(releasing));
+  return std::make_unique<CudaBackend>(ordinal, device->uuid, device->limits, device->memory_bytes);
 }
 
 }  // namespace stoker::kernels::cuda

@@ -4,8 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include "kernels/cuda/shared_event.h"
-
 namespace stoker::kernels::cuda {
 namespace {
 
@@ -167,18 +165,6 @@ void CudaStream::Wait(std::shared_ptr<Event> event) {
   const cudaEvent_t handle = static_cast<const CudaEvent&>(*event).get();
   if (handle == nullptr) return;
   batch_.error.Update(Check(cudaStreamWaitEvent(stream_.get(), handle, 0), "a stream cannot wait for an event"));
-}
-
-absl::Status CudaStream::RecordShared(SharedEvent& event) {
-  const CurrentDevice current(device_);
-  const cudaEvent_t handle = static_cast<const CudaSharedEvent&>(event).get();
-  return Check(cudaEventRecord(handle, stream_.get()), "an interprocess event cannot be recorded");
-}
-
-absl::Status CudaStream::WaitShared(const SharedEvent& event) {
-  const CurrentDevice current(device_);
-  const cudaEvent_t handle = static_cast<const CudaSharedEvent&>(event).get();
-  return Check(cudaStreamWaitEvent(stream_.get(), handle, 0), "a stream cannot wait for an interprocess event");
 }
 
 void CudaStream::Timestamp(uint64_t* ns) {

@@ -42,8 +42,6 @@ class CudaStream final : public Stream {
   void Notify(absl::AnyInvocable<void(absl::Status) &&> done) override;
   std::shared_ptr<Event> Record() override;
   void Wait(std::shared_ptr<Event> event) override;
-  absl::Status RecordShared(SharedEvent& event) override;
-  absl::Status WaitShared(const SharedEvent& event) override;
   void Timestamp(uint64_t* ns) override;
   absl::Status Copy(void* dst, const void* src, size_t bytes) override;
   absl::Status Write(uint64_t* target, uint64_t value) override { return WriteWord(target, value); }

@@ -50,12 +50,6 @@ struct SessionSpec {
   std::vector<std::vector<int32_t>> groups;  // layers of each group
   int64_t staging_bytes = 0;
   int64_t max_reserved_blocks = 0;  // 0: the daemon's limit
-  // An interprocess event of the engine's, where it has given one.
-  struct EngineEvent {
-    std::string ipc_handle;
-    std::string device;  // that it is of
-  };
-  std::optional<EngineEvent> engine_event;
 };
 
 // One array of the arena that a client may map.
@@ -225,16 +219,6 @@ class SessionStorage {
   // Null where the device reaches all host memory. Outlives the storage.
   virtual Bounce* bounce() const = 0;
 
-  // Of a session with an engine event: the handle of the session's own, for the engine. Empty otherwise, and then the
-  // next three are not called.
-  virtual absl::string_view event_handle() const = 0;
-  // What is enqueued from now on begins after the engine's event, as it is recorded now.
-  virtual absl::Status AwaitEngineEvent() = 0;
-  // Records the session's own event behind the work enqueued so far.
-  virtual absl::Status RecordEvent() = 0;
-  // The engine is gone: nothing waits for its event any more.
-  virtual absl::Status ReleaseEngineEvent() = 0;
-
   // Gives a state row its sequence and block table. The state row is empty.
   virtual absl::Status Open(int32_t state_row, SequenceId id, absl::Span<const int32_t> table) = 0;
   // Changes entries of it. `replaced`, empty or as long as `updates`, are the blocks that were there.
@@ -319,8 +303,6 @@ class Engine {
   virtual std::string NoArenaSharing(absl::string_view device, ArenaSharing sharing) const = 0;
   // Why sessions of this pool can have no direct plane; empty where they can.
   virtual std::string NoDirectPlane(const PoolStorage& pool) const = 0;
-  // Why sessions on the device can have no events; empty where they can.
-  virtual std::string NoEvents(absl::string_view device) const = 0;
   // Bytes that CreatePool and CreateSession would take.
   virtual absl::StatusOr<int64_t> PoolBytes(const PoolSpec& spec) const = 0;
   virtual absl::StatusOr<int64_t> SessionBytes(const PoolSpec& pool, const SessionSpec& spec) const = 0;

@@ -298,18 +298,6 @@ absl::Status Registry::CheckSpec(const PoolSpec& pool, SessionSpec* spec) const 
     return absl::InvalidArgumentError(absl::StrCat("device: \"", absl::CHexEscape(spec->device),
                                                    "\" given, the devices are ", absl::StrJoin(devices, ", ")));
   }
-  if (spec->engine_event.has_value()) {
-    const std::string reason = engine_->NoEvents(spec->device);
-    if (!reason.empty()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("engine_event: given, the session is on ", spec->device, ", and ", reason));
-    }
-    if (!absl::EqualsIgnoreCase(spec->engine_event->device, spec->device)) {
-      return absl::InvalidArgumentError(absl::StrCat("engine_event.device: \"",
-                                                     absl::CHexEscape(spec->engine_event->device),
-                                                     "\" given, the session is on ", spec->device));
-    }
-  }
   if (spec->max_batch_rows == 0) spec->max_batch_rows = std::min(spec->state_rows, kMaxBatchRows);
   for (const absl::Status& status : {CheckRange("state_rows", spec->state_rows, 1, limits_.max_sequences_per_session),
                                      CheckRange("hot_rows", spec->hot_rows, 1, kMaxHotRows),
@@ -542,22 +530,13 @@ std::vector<std::shared_ptr<Session>> Registry::Sessions() const {
 
 absl::Status Registry::EndSession(SessionId id, absl::Status reason, bool retain) {
   Entry entry;
-  std::shared_ptr<Session> ending;
   {
     absl::MutexLock lock(&mutex_);
     const auto it = sessions_.find(id);
-    if (it != sessions_.end()) {
-      entry = std::move(it->second);
-      sessions_.erase(it);
-      ending_[id] = {entry.session->spec().pool, entry.session->spec().name, {}, entry.session};
-    } else if (const auto other = ending_.find(id); other != ending_.end()) {
-      ending = other->second.session;
-    }
-  }
-  if (entry.session == nullptr) {
-    // Superseded or evicted before: now its engine goes, and with it what its work may be waiting for.
-    if (ending != nullptr && absl::IsCancelled(reason)) ending->EngineGone();
-    return absl::NotFoundError(absl::StrCat("session_id: no session ", id.value));
+    if (it == sessions_.end()) return absl::NotFoundError(absl::StrCat("session_id: no session ", id.value));
+    entry = std::move(it->second);
+    sessions_.erase(it);
+    ending_[id] = {entry.session->spec().pool, entry.session->spec().name, {}, entry.session};
   }
   const absl::Status refused = absl::FailedPreconditionError(
       absl::StrCat("session: ", id.value, " has ended", reason.ok() ? "" : ": ", reason.message()));

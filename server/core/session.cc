@@ -24,7 +24,6 @@ Session::Session(SessionId id, std::string token, SessionSpec spec, OperationLim
       attached_(attached),
       environment_(std::move(environment)),
       arena_(storage->arena()),
-      event_handle_(storage->event_handle()),
       bounce_(storage->bounce()),
       storage_(std::move(storage)),
       tensors_(id, limits.tensors) {
@@ -88,7 +87,6 @@ absl::StatusOr<std::vector<FileDescriptor>> Session::DuplicatePoolDescriptors() 
 
 absl::Status Session::BeginOperation() {
   if (!ended_.ok()) return ended_;
-  if (!late_error_.ok()) return std::exchange(late_error_, absl::OkStatus());
   if (queued_.load(std::memory_order_relaxed) >= limits_.max_queued_operations) {
     return absl::ResourceExhaustedError(absl::StrCat("session: ", id_.value, " has ", queued_.load(),
                                                      " operations queued, limit max_queued_operations ",
@@ -237,7 +235,6 @@ void Session::End(absl::Status reason, bool engine_gone, absl::AnyInvocable<void
     drained_ = std::move(drained);
     admissions.swap(admissions_);
     if (plane_ != PlaneState::kNone) storage_->Disarm();
-    if (engine_gone) ReleaseEngineEvent();
     // An error is the device's, which the fence tells.
     if (spec_.direct) storage_->EndDirect(engine_gone, limits_.doorbell_timeout).IgnoreError();
     // The fence counts as an operation: `drained` comes from its completion, or from a later one's.
@@ -254,11 +251,9 @@ void Session::Destroy(bool retain, absl::Time now) {
   TensorRegistry tensors(id_, {});
   DescriptorOffers offers;
   std::vector<SequenceId> open;
-  absl::flat_hash_set<SequenceId> spoiled;
   {
     absl::MutexLock lock(&mutex_);
     storage = std::move(storage_);
-    std::swap(spoiled, spoiled_);
     std::swap(tensors, tensors_);
     std::swap(offers, offers_);
     for (const auto& [id, opened] : open_) open.push_back(id);
@@ -269,7 +264,7 @@ void Session::Destroy(bool retain, absl::Time now) {
   tensors = TensorRegistry(id_, {});  // unmapped only now: work of the stream may have used them
   tensor_bytes_.store(0, std::memory_order_relaxed);
   std::sort(open.begin(), open.end());
-  for (SequenceId id : open) pool_->pool.Close(id_, id, retain && !spoiled.contains(id), now).IgnoreError();
+  for (SequenceId id : open) pool_->pool.Close(id_, id, retain, now).IgnoreError();
 }
 
 }  // namespace stoker::core

@@ -27,7 +27,6 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -202,30 +201,16 @@ struct StepGroupRequest {
   int32_t* miss_counts = nullptr;
 };
 
-// What a call asks of the events of its session (SessionSpec::engine_event).
-struct CallEvents {
-  bool wait = false;    // the work begins after the engine's event, as it is recorded when the call arrives
-  bool signal = false;  // the reply comes when the session's event is recorded behind the work, and not when it is done
-};
-
-struct StepResult;
-
 struct StepRequest {
   std::vector<StepRowRequest> rows;
   std::vector<StepGroupRequest> groups;
   int64_t top_k = 0;
   bool shared = false;
   bool gather = true;
-  // With `signal` nothing that the groups point to is written, and nothing of the request is used once `done` was
-  // called.
-  CallEvents events;
-  // Then: called when the work is done, as `done` otherwise; not for work that fails.
-  std::function<void(const StepResult&)> finished;
 };
 
 struct StepResult {
   std::vector<absl::Status> statuses;  // one for each row
-  // Not known, and 0, where the reply came first.
   uint64_t gathered_bytes = 0;
   uint64_t device_ns = 0;
 };
@@ -302,8 +287,6 @@ class Session : public std::enable_shared_from_this<Session> {
   // Why the session can have no server plane; empty where it can.
   const std::string& no_server_plane() const { return environment_.no_server_plane; }
   bool direct() const { return spec_.direct; }
-  // See SessionStorage.
-  const std::string& event_handle() const { return event_handle_; }
   SessionInfo Info() const;
   // Does not take the session's mutex.
   int64_t queued_operations() const { return queued_.load(std::memory_order_relaxed); }
@@ -320,9 +303,6 @@ class Session : public std::enable_shared_from_this<Session> {
 
   // The operations. Where a call-level status is given, nothing was done. Otherwise `done` gets one status an item.
   // Memory of the request must live until `done`.
-  //
-  // With CallEvents::signal, `done` says what was enqueued. An error of that work is the call-level status of the next
-  // operation. FAILED_PRECONDITION: the session has no events.
   std::shared_ptr<AdmitCall> Admit(std::vector<AdmitItem> items, Done<std::vector<AdmittedSequence>> done);
   void Fork(std::vector<ForkItem> items, Done<std::vector<AdmittedSequence>> done);
   void Extend(std::vector<ExtendItem> items, Done<BatchResult> done);
@@ -334,16 +314,15 @@ class Session : public std::enable_shared_from_this<Session> {
   // The statuses of proto/stoker/v1/sessions.proto.
   void RegisterTensor(TensorRequest request, Done<TensorId> done);
   void UnregisterTensor(TensorId id, absl::AnyInvocable<void(absl::Status) &&> done);
-  void Store(std::vector<StoreItem> items, CallEvents events, Done<BatchResult> done);
-  void Load(std::vector<LoadItem> items, CallEvents events, Done<BatchResult> done);
-  void Commit(std::vector<CommitItem> items, CallEvents events, Done<BatchResult> done);
+  void Store(std::vector<StoreItem> items, Done<BatchResult> done);
+  void Load(std::vector<LoadItem> items, Done<BatchResult> done);
+  void Commit(std::vector<CommitItem> items, Done<BatchResult> done);
   void Invalidate(std::vector<InvalidateItem> items, Done<BatchResult> done);
   // `request` must live until `done`, and may be used again then.
   void Step(const StepRequest* request, Done<StepResult> done);
   // The part of Step's checks that a caller needs before it makes room for the results.
   absl::Status CheckStepShape(int64_t rows, int64_t top_k, int64_t groups) const;
-  // With events.signal `done` gets 0.
-  void Gather(int64_t group, std::vector<int64_t> layers, CallEvents events, Done<uint64_t> done);
+  void Gather(int64_t group, std::vector<int64_t> layers, Done<uint64_t> done);
   // `target` must hold layers x values x row bytes; ReadBytes checks the request and tells how many that are.
   absl::StatusOr<uint64_t> ReadBytes(const ReadRequest& request) const;
   void Read(ReadRequest request, char* target, Done<uint64_t> done);
@@ -362,8 +341,6 @@ class Session : public std::enable_shared_from_this<Session> {
   // Refuses new operations with `reason` and calls `drained` (never inside this call) when those that have begun are
   // done. `engine_gone`: nothing of the engine's runs any more.
   void End(absl::Status reason, bool engine_gone, absl::AnyInvocable<void() &&> drained);
-  // The engine is found to be gone when the session has ended already: what waits for its event ends.
-  void EngineGone();
   // After `drained`: closes the session's sequences in the pool and frees its memory.
   void Destroy(bool retain, absl::Time now);
 
@@ -379,15 +356,6 @@ class Session : public std::enable_shared_from_this<Session> {
   // Begins an operation; every success is followed by one EndOperation.
   absl::Status BeginOperation() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndOperation();
-  // Operations with events: whether they may be asked for, the wait, the record, and what became of the work. Where
-  // SignalEvent is true, the reply goes out before the work is done.
-  absl::Status CheckEvents(const CallEvents& events) const;
-  absl::Status AwaitEngineEvent(const CallEvents& events) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool SignalEvent(const CallEvents& events) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status Outcome(const CallEvents& events, bool answered, absl::Status work);
-  // A write from `first` on has failed that may have moved bytes which the engine had not written yet.
-  void Spoil(const CallEvents& events, SequenceId id, int64_t first);
-  void ReleaseEngineEvent() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<Opened> Find(SequenceId id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckItems(absl::string_view field, size_t count) const;
   absl::Status CheckStep(const StepRequest& request) const;
@@ -409,7 +377,7 @@ class Session : public std::enable_shared_from_this<Session> {
   // bounce memory can hold.
   absl::Status BeginBounced(absl::string_view field, int64_t bytes);
   // The rest of Store and Read, once the operation has begun and its rows are where the device reaches them.
-  void StoreBegun(std::vector<StoreItem> items, CallEvents events, Bounce::Memory memory, Done<BatchResult> done);
+  void StoreBegun(std::vector<StoreItem> items, Bounce::Memory memory, Done<BatchResult> done);
   void ReadBegun(const ReadRequest& request, uint64_t bytes, char* target, Done<uint64_t> done);
 
   // `again` is called when a waiting admission is worth another try.
@@ -451,7 +419,6 @@ class Session : public std::enable_shared_from_this<Session> {
   const absl::Time attached_;
   const Environment environment_;
   ArenaLayout arena_;
-  const std::string event_handle_;
   Bounce* const bounce_;  // null: the device reaches messages
 
   mutable absl::Mutex mutex_;
@@ -460,9 +427,6 @@ class Session : public std::enable_shared_from_this<Session> {
   std::vector<int32_t> free_state_rows_ ABSL_GUARDED_BY(mutex_);
   absl::Status ended_ ABSL_GUARDED_BY(mutex_);
   absl::AnyInvocable<void() &&> drained_ ABSL_GUARDED_BY(mutex_);
-  bool engine_gone_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Status late_error_ ABSL_GUARDED_BY(mutex_);                           // of work whose reply had gone out
-  absl::flat_hash_set<SequenceId> spoiled_ ABSL_GUARDED_BY(mutex_);           // not to be retained
   std::vector<std::weak_ptr<AdmitCall>> admissions_ ABSL_GUARDED_BY(mutex_);  // those that may be waiting
   PlaneState plane_ ABSL_GUARDED_BY(mutex_) = PlaneState::kNone;
   std::vector<absl::AnyInvocable<void() &&>> on_plane_end_ ABSL_GUARDED_BY(mutex_);

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -71,7 +70,7 @@ absl::Status Session::BeginBounced(absl::string_view field, int64_t bytes) {
   return BeginOperation();
 }
 
-void Session::Store(std::vector<StoreItem> items, CallEvents events, Done<BatchResult> done) {
+void Session::Store(std::vector<StoreItem> items, Done<BatchResult> done) {
   // Items of another size are refused unseen.
   const auto bounces = [this](const StoreItem& item) {
     return bounce_ != nullptr && item.source == RowSource::kInline && !item.rows.empty() &&
@@ -80,20 +79,13 @@ void Session::Store(std::vector<StoreItem> items, CallEvents events, Done<BatchR
   int64_t bounced = 0;
   for (const StoreItem& item : items) bounced += bounces(item) ? Padded(item.rows.size()) : 0;
   absl::Status status = CheckItems("items", items.size());
-  if (status.ok()) status = CheckEvents(events);
-  for (size_t i = 0; status.ok() && events.signal && i < items.size(); ++i) {
-    if (items[i].source != RowSource::kInline) continue;
-    status = absl::InvalidArgumentError(
-        absl::StrCat("source: INLINE given in item ", i,
-                     " with signal_event, whose reply lets go of the message: allowed are SHARED (2) and TENSOR (3)"));
-  }
   if (status.ok()) status = BeginBounced("rows", bounced);
   if (!status.ok()) {
     std::move(done)(status);
   } else if (bounced == 0) {
-    StoreBegun(std::move(items), events, nullptr, std::move(done));
+    StoreBegun(std::move(items), nullptr, std::move(done));
   } else {
-    bounce_->Take(bounced, [self = shared_from_this(), items = std::move(items), events, bounces,
+    bounce_->Take(bounced, [self = shared_from_this(), items = std::move(items), bounces,
                             done = std::move(done)](Bounce::Memory memory) mutable {
       char* next = memory.get();
       for (StoreItem& item : items) {
@@ -102,13 +94,12 @@ void Session::Store(std::vector<StoreItem> items, CallEvents events, Done<BatchR
         item.rows = absl::string_view(next, item.rows.size());
         next += Padded(item.rows.size());
       }
-      self->StoreBegun(std::move(items), events, std::move(memory), std::move(done));
+      self->StoreBegun(std::move(items), std::move(memory), std::move(done));
     });
   }
 }
 
-void Session::StoreBegun(std::vector<StoreItem> items, CallEvents events, Bounce::Memory memory,
-                         Done<BatchResult> done) {
+void Session::StoreBegun(std::vector<StoreItem> items, Bounce::Memory memory, Done<BatchResult> done) {
   struct Operation {
     Bounce::Memory memory;  // that the items' rows are in, where they are in any
     BatchResult result;
@@ -119,16 +110,13 @@ void Session::StoreBegun(std::vector<StoreItem> items, CallEvents events, Bounce
   };
   auto op = std::make_shared<Operation>();
   op->memory = std::move(memory);
-  std::optional<BatchResult> early;
-  absl::ReleasableMutexLock lock(&mutex_);
+  absl::MutexLock lock(&mutex_);
   op->work.reserve(items.size());
   op->tensor_work.reserve(items.size());
-  const absl::Status waits = AwaitEngineEvent(events);
   for (size_t i = 0; i < items.size(); ++i) {
     const StoreItem& item = items[i];
     const uint64_t bytes = static_cast<uint64_t>(item.range.count * BytesPerRow());
     op->result.statuses.push_back([&]() -> absl::Status {
-      if (!waits.ok()) return waits;
       absl::StatusOr<Opened> opened = Find(item.range.id);
       if (!opened.ok()) return opened.status();
       if (absl::Status check = CheckRange(item.range); !check.ok()) return check;
@@ -166,34 +154,25 @@ void Session::StoreBegun(std::vector<StoreItem> items, CallEvents events, Bounce
       return absl::OkStatus();
     }());
   }
-  Done<BatchResult> answer = std::move(done);
-  if (SignalEvent(events)) {
-    early = op->result;
-    done = std::exchange(answer, nullptr);
-  }
-  storage_->Notify([self = shared_from_this(), op, events, done = std::move(answer)](absl::Status work) mutable {
-    work = self->Outcome(events, done == nullptr, std::move(work));
+  storage_->Notify([self = shared_from_this(), op, done = std::move(done)](absl::Status work) mutable {
     for (const Written& written : op->written) {
       if (work.ok()) {
         self->pool_->pool.FinishWrite(written.range.id, written.range.first, written.range.count);
       } else {
         op->result.statuses[written.item] = work;
-        self->Spoil(events, written.range.id, written.range.first);
       }
     }
     op->memory.reset();
     if (!work.ok()) op->result.bytes = 0;
     self->pool_->totals.stored_bytes.fetch_add(op->result.bytes, std::memory_order_relaxed);
     self->FollowUp(std::move(op->follow_ups), [self, op, done = std::move(done)]() mutable {
-      if (done) std::move(done)(std::move(op->result));
+      std::move(done)(std::move(op->result));
       self->EndOperation();
     });
   });
-  lock.Release();
-  if (early.has_value()) std::move(done)(*std::move(early));
 }
 
-void Session::Load(std::vector<LoadItem> items, CallEvents events, Done<BatchResult> done) {
+void Session::Load(std::vector<LoadItem> items, Done<BatchResult> done) {
   struct Operation {
     BatchResult result;
     std::vector<RowsWork> work;
@@ -201,20 +180,16 @@ void Session::Load(std::vector<LoadItem> items, CallEvents events, Done<BatchRes
     std::vector<size_t> loaded;
   };
   absl::Status status = CheckItems("items", items.size());
-  if (status.ok()) status = CheckEvents(events);
-  std::optional<BatchResult> early;
   auto op = std::make_shared<Operation>();
   {
     absl::MutexLock lock(&mutex_);
     if (status.ok()) status = BeginOperation();
     if (status.ok()) {
-      const absl::Status waits = AwaitEngineEvent(events);
       op->work.reserve(items.size());
       op->tensor_work.reserve(items.size());
       for (size_t i = 0; i < items.size(); ++i) {
         const LoadItem& item = items[i];
         op->result.statuses.push_back([&]() -> absl::Status {
-          if (!waits.ok()) return waits;
           absl::StatusOr<Opened> opened = Find(item.range.id);
           if (!opened.ok()) return opened.status();
           if (absl::Status check = CheckRange(item.range); !check.ok()) return check;
@@ -258,31 +233,22 @@ void Session::Load(std::vector<LoadItem> items, CallEvents events, Done<BatchRes
           return absl::OkStatus();
         }());
       }
-      Done<BatchResult> answer = std::move(done);
-      if (SignalEvent(events)) {
-        early = op->result;
-        done = std::exchange(answer, nullptr);
-      }
-      storage_->Notify([self = shared_from_this(), op, events, done = std::move(answer)](absl::Status work) mutable {
-        work = self->Outcome(events, done == nullptr, std::move(work));
+      storage_->Notify([self = shared_from_this(), op, done = std::move(done)](absl::Status work) mutable {
         if (!work.ok()) {
           for (size_t item : op->loaded) op->result.statuses[item] = work;
           op->result.bytes = 0;
         }
         self->pool_->totals.loaded_bytes.fetch_add(op->result.bytes, std::memory_order_relaxed);
-        if (done) std::move(done)(std::move(op->result));
+        std::move(done)(std::move(op->result));
         self->EndOperation();
       });
+      return;
     }
   }
-  if (early.has_value()) {
-    std::move(done)(*std::move(early));
-  } else if (!status.ok()) {
-    std::move(done)(status);
-  }
+  std::move(done)(status);
 }
 
-void Session::Commit(std::vector<CommitItem> items, CallEvents events, Done<BatchResult> done) {
+void Session::Commit(std::vector<CommitItem> items, Done<BatchResult> done) {
   struct Operation {
     BatchResult result;
     CommitWork work;
@@ -290,20 +256,16 @@ void Session::Commit(std::vector<CommitItem> items, CallEvents events, Done<Batc
     std::vector<WriteFollowUp> follow_ups;
   };
   absl::Status status = CheckItems("items", items.size());
-  if (status.ok()) status = CheckEvents(events);
-  std::optional<BatchResult> early;
   auto op = std::make_shared<Operation>();
   {
     absl::MutexLock lock(&mutex_);
     if (status.ok()) status = CheckNotArmed();
     if (status.ok()) status = BeginOperation();
     if (status.ok()) {
-      const absl::Status waits = AwaitEngineEvent(events);
       const int64_t newest_rows = pool_->pool.spec().block_rows;
       for (size_t i = 0; i < items.size(); ++i) {
         const CommitItem& item = items[i];
         op->result.statuses.push_back([&]() -> absl::Status {
-          if (!waits.ok()) return waits;
           absl::StatusOr<Opened> opened = Find(item.id);
           if (!opened.ok()) return opened.status();
           if (item.count < 1 || item.count > newest_rows) {
@@ -325,37 +287,26 @@ void Session::Commit(std::vector<CommitItem> items, CallEvents events, Done<Batc
         }());
       }
       const absl::Status enqueued = op->work.hot_rows.empty() ? absl::OkStatus() : storage_->Commit(op->work);
-      Done<BatchResult> answer = std::move(done);
-      if (enqueued.ok() && SignalEvent(events)) {
-        early = op->result;
-        done = std::exchange(answer, nullptr);
-      }
-      storage_->Notify(
-          [self = shared_from_this(), op, enqueued, events, done = std::move(answer)](absl::Status work) mutable {
-            if (work.ok()) work = enqueued;
-            work = self->Outcome(events, done == nullptr, std::move(work));
-            for (const Written& written : op->written) {
-              if (work.ok()) {
-                self->pool_->pool.FinishWrite(written.range.id, written.range.first, written.range.count);
-              } else {
-                op->result.statuses[written.item] = work;
-                self->Spoil(events, written.range.id, written.range.first);
-              }
-            }
-            if (!work.ok()) op->result.bytes = 0;
-            self->pool_->totals.committed_bytes.fetch_add(op->result.bytes, std::memory_order_relaxed);
-            self->FollowUp(std::move(op->follow_ups), [self, op, done = std::move(done)]() mutable {
-              if (done) std::move(done)(std::move(op->result));
-              self->EndOperation();
-            });
-          });
+      storage_->Notify([self = shared_from_this(), op, enqueued, done = std::move(done)](absl::Status work) mutable {
+        if (work.ok()) work = enqueued;
+        for (const Written& written : op->written) {
+          if (work.ok()) {
+            self->pool_->pool.FinishWrite(written.range.id, written.range.first, written.range.count);
+          } else {
+            op->result.statuses[written.item] = work;
+          }
+        }
+        if (!work.ok()) op->result.bytes = 0;
+        self->pool_->totals.committed_bytes.fetch_add(op->result.bytes, std::memory_order_relaxed);
+        self->FollowUp(std::move(op->follow_ups), [self, op, done = std::move(done)]() mutable {
+          std::move(done)(std::move(op->result));
+          self->EndOperation();
+        });
+      });
+      return;
     }
   }
-  if (early.has_value()) {
-    std::move(done)(*std::move(early));
-  } else if (!status.ok()) {
-    std::move(done)(status);
-  }
+  std::move(done)(status);
 }
 
 void Session::Invalidate(std::vector<InvalidateItem> items, Done<BatchResult> done) {
@@ -411,7 +362,7 @@ void Session::Invalidate(std::vector<InvalidateItem> items, Done<BatchResult> do
   std::move(done)(status);
 }
 
-void Session::Gather(int64_t group, std::vector<int64_t> layers, CallEvents events, Done<uint64_t> done) {
+void Session::Gather(int64_t group, std::vector<int64_t> layers, Done<uint64_t> done) {
   absl::Status status;
   if (group < 0 || group >= static_cast<int64_t>(spec_.groups.size())) {
     status = absl::InvalidArgumentError(
@@ -430,34 +381,28 @@ void Session::Gather(int64_t group, std::vector<int64_t> layers, CallEvents even
     }
     if (layers.empty()) *chosen = all;
   }
-  if (status.ok()) status = CheckEvents(events);
-  bool early = false;
   auto totals = std::make_shared<DeviceTotals>();
   {
     absl::MutexLock lock(&mutex_);
     if (status.ok()) status = CheckNotArmed();
     if (status.ok()) status = BeginOperation();
     if (status.ok()) {
-      absl::Status enqueued = AwaitEngineEvent(events);
-      if (enqueued.ok()) enqueued = storage_->Gather(static_cast<int32_t>(group), *chosen, totals.get());
-      Done<uint64_t> answer = std::move(done);
-      early = enqueued.ok() && SignalEvent(events);
-      if (early) done = std::exchange(answer, nullptr);
-      storage_->Notify([self = shared_from_this(), chosen, totals, enqueued, events,
-                        done = std::move(answer)](absl::Status work) mutable {
-        if (work.ok()) work = enqueued;
-        work = self->Outcome(events, done == nullptr, std::move(work));
-        const uint64_t gathered = work.ok() ? self->CountDevice(*totals) : 0;
-        if (done) std::move(done)(work.ok() ? absl::StatusOr<uint64_t>(gathered) : absl::StatusOr<uint64_t>(work));
-        self->EndOperation();
-      });
+      const absl::Status enqueued = storage_->Gather(static_cast<int32_t>(group), *chosen, totals.get());
+      storage_->Notify(
+          [self = shared_from_this(), chosen, totals, enqueued, done = std::move(done)](absl::Status work) mutable {
+            if (work.ok()) work = enqueued;
+            if (work.ok()) {
+              const uint64_t gathered = self->CountDevice(*totals);
+              std::move(done)(gathered);
+            } else {
+              std::move(done)(work);
+            }
+            self->EndOperation();
+          });
+      return;
     }
   }
-  if (early) {
-    std::move(done)(uint64_t{0});
-  } else if (!status.ok()) {
-    std::move(done)(status);
-  }
+  std::move(done)(status);
 }
 
 absl::StatusOr<uint64_t> Session::ReadBytes(const ReadRequest& request) const {

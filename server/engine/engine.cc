@@ -148,10 +148,6 @@ class BackendEngine final : public core::Engine {
     return "the pool's memory cannot be mapped by another process";
   }
 
-  std::string NoEvents(absl::string_view device) const override {
-    return std::string(BackendOf(device).no_shared_events());
-  }
-
   absl::StatusOr<int64_t> PoolBytes(const core::PoolSpec& spec) const override {
     const absl::StatusOr<kernels::RowStore> rows = LayOut(spec);
     if (!rows.ok()) return rows.status();

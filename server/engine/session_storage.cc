@@ -28,9 +28,6 @@ absl::StatusOr<std::unique_ptr<core::SessionStorage>> SessionStorage::Create(
     if (!state.ok()) return state.status();
     storage->state_ = *std::move(state);
   }
-  if (spec.engine_event.has_value()) {
-    if (absl::Status status = storage->ExchangeEvents(); !status.ok()) return status;
-  }
   absl::StatusOr<std::unique_ptr<kernels::Stream>> stream = backend.CreateStream();
   if (!stream.ok()) return stream.status();
   storage->stream_ = *std::move(stream);
@@ -57,18 +54,6 @@ absl::Status SessionStorage::AllocateArena() {
     layout.allocation_bytes = exported.parts.front().bytes;
   }
   layout.has_descriptor = arena_descriptor_ >= 0;
-  return absl::OkStatus();
-}
-
-absl::Status SessionStorage::ExchangeEvents() {
-  absl::StatusOr<std::shared_ptr<kernels::SharedEvent>> theirs =
-      backend_.OpenSharedEvent(spec_.engine_event->ipc_handle);
-  if (!theirs.ok()) return theirs.status();
-  engine_event_ = *std::move(theirs);
-  absl::StatusOr<std::shared_ptr<kernels::SharedEvent>> own = backend_.MakeSharedEvent();
-  if (!own.ok()) return own.status();
-  event_ = *std::move(own);
-  event_handle_ = std::string(event_->ipc_handle());
   return absl::OkStatus();
 }
 

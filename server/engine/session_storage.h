@@ -38,11 +38,6 @@ class SessionStorage final : public core::SessionStorage {
   int arena_descriptor() const override { return arena_descriptor_; }
   core::Bounce* bounce() const override { return bounce_; }
 
-  absl::string_view event_handle() const override { return event_handle_; }
-  absl::Status AwaitEngineEvent() override { return stream_->WaitShared(*engine_event_); }
-  absl::Status RecordEvent() override { return stream_->RecordShared(*event_); }
-  absl::Status ReleaseEngineEvent() override { return engine_event_->Release(); }
-
   absl::Status Open(int32_t state_row, core::SequenceId id, absl::Span<const int32_t> table) override;
   absl::Status UpdateTable(int32_t state_row, absl::Span<const core::TableUpdate> updates,
                            absl::Span<const core::BlockRef> replaced) override;
@@ -90,8 +85,6 @@ class SessionStorage final : public core::SessionStorage {
 
   absl::Status AllocateArena();
   absl::Status Initialize();
-  // Opens the engine's event and makes the session's own.
-  absl::Status ExchangeEvents();
   // Empties the residency of at most kChunkRows state rows.
   absl::Status Reset(std::vector<int32_t> state_rows);
   template <typename T>
@@ -168,10 +161,6 @@ class SessionStorage final : public core::SessionStorage {
   std::unique_ptr<kernels::Buffer> state_;        // null on the direct plane
   std::unique_ptr<kernels::Buffer> quiet_abort_;  // the direct plane's: u32, not 0 when its engine is gone
   std::shared_ptr<ArmedPlane> plane_;             // the last one; it may have ended
-  // Null where the session has no events. Both go when the stream's work is done.
-  std::shared_ptr<kernels::SharedEvent> engine_event_;
-  std::shared_ptr<kernels::SharedEvent> event_;
-  std::string event_handle_;
   // Last: their destructors wait for work that uses the rest.
   std::unique_ptr<kernels::Stream> plane_stream_;  // null before the first Arm
   std::unique_ptr<kernels::Stream> stream_;

@@ -15,11 +15,6 @@ core::RowRange FromProto(const v1::RowRange& range) {
   return {core::SequenceId{range.sequence_id()}, range.first_row(), range.row_count()};
 }
 
-template <typename Request>
-core::CallEvents EventsOf(const Request& request) {
-  return {.wait = request.wait_event(), .signal = request.signal_event()};
-}
-
 // A call that runs one step. Owns itself until it replies. gRPC's own reactor, unlike one of ours, ends on the thread
 // that sends the reply: a change of threads less.
 class StepUnaryCall {
@@ -125,7 +120,7 @@ class ResidencyService final : public v1::Residency::CallbackService {
                                               FromProto(item.range()), static_cast<core::RowSource>(item.source()),
                                               item.rows(), item.staging_offset_bytes(), rpc::FromProto(item.tensor())};
                                         }),
-                   EventsOf(*request), ReplyTo(call, response, &v1::StoreResponse::set_stored_bytes));
+                   ReplyTo(call, response, &v1::StoreResponse::set_stored_bytes));
     return call;
   }
 
@@ -147,7 +142,7 @@ class ResidencyService final : public v1::Residency::CallbackService {
                                             FromProto(item.range()), static_cast<core::RowTarget>(item.target()),
                                             item.staging_offset_bytes(), rpc::FromProto(item.tensor())};
                                       }),
-                  EventsOf(*request), ReplyTo(call, response, &v1::LoadResponse::set_loaded_bytes));
+                  ReplyTo(call, response, &v1::LoadResponse::set_loaded_bytes));
     return call;
   }
 
@@ -167,7 +162,7 @@ class ResidencyService final : public v1::Residency::CallbackService {
     const auto session = Begin(*context, response, call);
     if (session == nullptr) return call;
     session->Gather(request->group(), std::vector<int64_t>(request->layers().begin(), request->layers().end()),
-                    EventsOf(*request), [call, response](absl::StatusOr<uint64_t> bytes) {
+                    [call, response](absl::StatusOr<uint64_t> bytes) {
                       if (bytes.ok()) response->set_gathered_bytes(*bytes);
                       call->Reply(bytes.status());
                     });
@@ -185,7 +180,7 @@ class ResidencyService final : public v1::Residency::CallbackService {
             [](const v1::CommitItem& item) {
               return core::CommitItem{core::SequenceId{item.sequence_id()}, item.first_row(), item.row_count()};
             }),
-        EventsOf(*request), ReplyTo(call, response, &v1::CommitResponse::set_committed_bytes));
+        ReplyTo(call, response, &v1::CommitResponse::set_committed_bytes));
     return call;
   }
 

@@ -32,7 +32,6 @@ core::SessionSpec FromProto(const v1::AttachRequest& proto) {
   // Beyond int64 is beyond every limit.
   spec.staging_bytes = static_cast<int64_t>(std::min<uint64_t>(proto.staging_bytes(), INT64_MAX));
   spec.max_reserved_blocks = proto.max_reserved_blocks();
-  if (proto.has_engine_event()) spec.engine_event = {proto.engine_event().handle(), proto.engine_event().device()};
   return spec;
 }
 
@@ -213,7 +212,6 @@ class AttachStream final : public grpc::ServerWriteReactor<v1::AttachResponse> {
     attached->set_session_id(session.id().value);
     attached->set_token(session.token());
     attached->set_device(session.spec().device);
-    attached->set_event_handle(session.event_handle());
     ToProto(session.arena(), service_.descriptor_path, attached->mutable_arena());
     rpc::ToProto(session.pool()->pool.spec(), attached->mutable_pool());
     v1::SessionLimits* limits = attached->mutable_limits();

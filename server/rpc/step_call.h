@@ -22,10 +22,10 @@ class StepCall {
  private:
   // Fills request_ and readies a result for every group. RESOURCE_EXHAUSTED: the reply would be too large.
   absl::Status Begin(const google::protobuf::RepeatedPtrField<v1::StepRow>& rows, uint32_t top_k, v1::DataSource source,
-                     int groups, bool plan, core::CallEvents events);
+                     int groups, bool plan);
   void AddGroup(const v1::StepGroup& group, v1::StepGroupResult* result);
   void FinishGroup(size_t g, v1::StepGroupResult* result) const;
-  static void Observe(server::Metrics* metrics, const core::StepResult& result);
+  void Observe(const core::StepResult& result) const;
 
   const ServiceContext& service_;
   core::StepRequest request_;

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/cpu/strand.h"
 
 namespace stoker::engine_test {
 namespace {
@@ -20,7 +19,6 @@ namespace {
 using kernels::Buffer;
 using kernels::Event;
 using kernels::Stream;
-using kernels::cpu::StrandEvent;
 
 // The memory that the device reaches.
 class Reach {
@@ -100,66 +98,6 @@ class AllocationBuffer final : public Buffer {
   const size_t bytes_;
 };
 
-// One event, in all places that hold it.
-struct EventState {
-  std::mutex mutex;
-  std::shared_ptr<Event> recorded;                  // what it was recorded behind last, or null
-  std::vector<std::shared_ptr<StrandEvent>> works;  // of the engine's, that have not ended
-  std::atomic<int> opened{0};
-
-  void EndWorks() {
-    const std::lock_guard lock(mutex);
-    for (const std::shared_ptr<StrandEvent>& work : works) work->Fire();
-    works.clear();
-  }
-};
-
-// The events of this process, by handle.
-class Events {
- public:
-  static Events& Get() {
-    static Events* const events = new Events;
-    return *events;
-  }
-  std::string Add(const std::shared_ptr<EventState>& state) {
-    const std::lock_guard lock(mutex_);
-    std::string handle = "event " + std::to_string(++last_);
-    handle.resize(kHandleBytes, ' ');
-    states_[handle] = state;
-    return handle;
-  }
-  std::shared_ptr<EventState> Find(const std::string& handle) {
-    const std::lock_guard lock(mutex_);
-    const auto found = states_.find(handle);
-    return found == states_.end() ? nullptr : found->second.lock();
-  }
-
- private:
-  static constexpr size_t kHandleBytes = 64;
-  std::mutex mutex_;
-  int last_ = 0;
-  std::map<std::string, std::weak_ptr<EventState>> states_;
-};
-
-class BouncedEvent final : public kernels::SharedEvent {
- public:
-  BouncedEvent(std::shared_ptr<EventState> state, std::string ipc_handle)
-      : state_(std::move(state)), ipc_handle_(std::move(ipc_handle)) {
-    ++state_->opened;
-  }
-  ~BouncedEvent() override { --state_->opened; }
-  std::string_view ipc_handle() const override { return ipc_handle_; }
-  absl::Status Release() override {
-    state_->EndWorks();
-    return absl::OkStatus();
-  }
-  EventState& state() const { return *state_; }
-
- private:
-  const std::shared_ptr<EventState> state_;
-  const std::string ipc_handle_;
-};
-
 class BouncedStream final : public Stream {
  public:
   BouncedStream(std::shared_ptr<Device> device, std::unique_ptr<Stream> stream)
@@ -180,18 +118,6 @@ class BouncedStream final : public Stream {
   absl::AnyInvocable<void() &&> Hold() override { return stream_->Hold(); }
   std::shared_ptr<Event> Record() override { return stream_->Record(); }
   void Wait(std::shared_ptr<Event> event) override { stream_->Wait(std::move(event)); }
-  absl::Status RecordShared(kernels::SharedEvent& event) override {
-    EventState& state = static_cast<BouncedEvent&>(event).state();
-    const std::lock_guard lock(state.mutex);
-    state.recorded = stream_->Record();
-    return device_->status();
-  }
-  absl::Status WaitShared(const kernels::SharedEvent& event) override {
-    EventState& state = static_cast<const BouncedEvent&>(event).state();
-    const std::lock_guard lock(state.mutex);
-    if (state.recorded != nullptr) stream_->Wait(state.recorded);
-    return device_->status();
-  }
   void Timestamp(uint64_t* ns) override {
     Check("ns", ns);
     stream_->Timestamp(ns);
@@ -378,19 +304,6 @@ class Bounced final : public BouncedBackend {
     if (!stream.ok()) return stream.status();
     return std::make_unique<BouncedStream>(device_, *std::move(stream));
   }
-  std::string_view no_shared_events() const override { return {}; }
-  absl::StatusOr<std::shared_ptr<kernels::SharedEvent>> MakeSharedEvent() override {
-    if (absl::Status status = device_->status(); !status.ok()) return status;
-    auto state = std::make_shared<EventState>();
-    std::string handle = Events::Get().Add(state);
-    return std::make_shared<BouncedEvent>(std::move(state), std::move(handle));
-  }
-  absl::StatusOr<std::shared_ptr<kernels::SharedEvent>> OpenSharedEvent(std::string_view ipc_handle) override {
-    std::shared_ptr<EventState> state = Events::Get().Find(std::string(ipc_handle));
-    if (state == nullptr && ipc_handle.starts_with("of another process")) state = std::make_shared<EventState>();
-    if (state == nullptr) return absl::InvalidArgumentError("engine_event.handle: is of no event");
-    return std::make_shared<BouncedEvent>(std::move(state), std::string());
-  }
   void OnLost(absl::AnyInvocable<void(absl::Status) &&> lost) override {
     const std::lock_guard lock(device_->mutex);
     device_->on_lost = std::move(lost);
@@ -424,32 +337,6 @@ class Bounced final : public BouncedBackend {
 };
 
 }  // namespace
-
-struct BouncedEngine::Work {
-  std::shared_ptr<EventState> state = std::make_shared<EventState>();
-  std::string handle = Events::Get().Add(state);
-};
-
-BouncedEngine::BouncedEngine() : work_(std::make_unique<Work>()) {}
-BouncedEngine::~BouncedEngine() = default;
-std::string BouncedEngine::ipc_handle() const { return work_->handle; }
-int BouncedEngine::opened() const { return work_->state->opened; }
-
-void BouncedEngine::Record() {
-  auto work = std::make_shared<StrandEvent>();
-  const std::lock_guard lock(work_->state->mutex);
-  work_->state->recorded = work;
-  work_->state->works.push_back(std::move(work));
-}
-
-void BouncedEngine::Finish() { work_->state->EndWorks(); }
-
-bool BouncedEngine::IsComplete(const std::string& ipc_handle) {
-  const std::shared_ptr<EventState> state = Events::Get().Find(ipc_handle);
-  if (state == nullptr) return true;
-  const std::lock_guard lock(state->mutex);
-  return state->recorded == nullptr || state->recorded->Done();
-}
 
 std::vector<std::unique_ptr<BouncedBackend>> MakeBouncedBackends(const std::vector<std::string>& devices, int threads) {
   auto host = std::make_shared<Reach>();

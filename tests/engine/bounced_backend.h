@@ -7,9 +7,6 @@
 // device: from then on all work fails, and allocations do. Memory with Sharing::kDescriptor looks like a CUDA
 // allocation, a whole number of 2 MiB behind a descriptor, though it is a file.
 //
-// It has events that processes share, as far as one process goes: BouncedEngine is the other process. A handle that
-// begins with "of another process" is taken as well, of an event that is always complete.
-//
 // Thread safety: as kernels::Backend.
 #pragma once
 
@@ -33,31 +30,6 @@ class BouncedBackend : public kernels::Backend {
   virtual std::vector<BouncedCopy> TakeCopies() = 0;
   // As if the device had an error that nothing recovers from.
   virtual void Lose() = 0;
-};
-
-// An engine's stream and its event, of which the backends of this process know. The stream does nothing: it is at work,
-// or not.
-//
-// Thread safety: one thread at a time.
-class BouncedEngine {
- public:
-  BouncedEngine();
-  ~BouncedEngine();
-
-  // For SessionSpec::engine_event.
-  std::string ipc_handle() const;
-  // Records the event behind work that begins now, and behind all that began before.
-  void Record();
-  // All of that work ends.
-  void Finish();
-  // Whether an event, as it was recorded last, is complete: true where it never was, and where it is no more.
-  static bool IsComplete(const std::string& ipc_handle);
-  // How many places hold the event open, this one not among them.
-  int opened() const;
-
- private:
-  struct Work;
-  const std::unique_ptr<Work> work_;
 };
 
 // One backend for each name. Pools and host memory of each are reached by all.

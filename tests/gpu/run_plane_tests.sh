@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The planes and events of a GPU between processes, with MPS and without it: the tests, garbage in the mailbox, a replay on the server and
+# The planes of a GPU between processes, with MPS and without it: the tests, garbage in the mailbox, a replay on the server and
 # on the direct plane with every row compared, and what a step costs.
 #
 #   tests/gpu/run_plane_tests.sh BIN_DIR OUT_DIR [--no-bench]
@@ -42,10 +42,6 @@ run test-no-mps "$bin/plane_process_gpu_test"
 run test-garbage-mps "$here/with_mps.sh" "$bin/garbage_plane_gpu_test"
 run test-garbage-no-mps "$bin/garbage_plane_gpu_test"
 run test-arena-mps "$here/with_mps.sh" "$bin/arena_gpu_test"
-# Events between the engine's streams and the daemon's. Killed: as above.
-run test-events-mps "$here/with_mps.sh" "$bin/events_gpu_test" --gtest_filter='-*Killed'
-run test-events-mps-killed "$here/with_mps.sh" "$bin/events_gpu_test" --gtest_filter='*Killed'
-run test-events-no-mps "$bin/events_gpu_test"
 run test-lost-context-mps "$here/with_mps.sh" "$bin/lost_context_gpu_test"
 run test-lost-context-no-mps "$bin/lost_context_gpu_test"
 replay=("$bin/stoker-replay" --stokerd "$bin/stokerd" --device cuda --transfer shared --requests 24 --input-length 8000 --output-length 100

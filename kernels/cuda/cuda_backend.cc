@@ -80,8 +80,8 @@ class CudaBackend final : public Backend {
         limits_(limits),
         mps_(IsMpsEnabled(device)),
         health_(uuid_),
-        shared_(device, /*exported=*/true, memory_bytes / kKeptShare),
-        private_(device, /*exported=*/false, memory_bytes / kKeptShare),
+        shared_(device, /*exported=*/true, memory_bytes / kKeptShare, &waits_),
+        private_(device, /*exported=*/false, memory_bytes / kKeptShare, &waits_),
         client_memory_(device, uuid_, LoadIpcDriver()),
         completions_(device, &health_) {}
 
@@ -142,7 +142,7 @@ class CudaBackend final : public Backend {
   }
 
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override {
-    return CudaStream::Create(device_, limits_, {&health_, &pinned_, &completions_});
+    return CudaStream::Create(device_, limits_, {&health_, &pinned_, &completions_, &waits_});
   }
 
   void OnLost(absl::AnyInvocable<void(absl::Status) &&> lost) override { health_.OnLost(std::move(lost)); }
@@ -177,6 +177,7 @@ class CudaBackend final : public Backend {
   cpu::MemoryBank bank_;
   DeviceHealth health_;
   PinnedSlabs pinned_;
+  DeviceWaits waits_;
   DeviceSlabs shared_;
   DeviceSlabs private_;
   IpcMemory client_memory_;

@@ -77,6 +77,7 @@ CudaStream::~CudaStream() {
   const CurrentDevice current(device_);
   // Whatever was enqueued behind the last Notify, too.
   ReportLoss(cudaStreamSynchronize(stream_.get()), "a stream ends with an error");
+  if (waits_) shared_.waits->Remove();
   // Those of copies that no Notify came for.
   for (const std::shared_ptr<Slab>& slab : batch_.slabs) slab->users.fetch_sub(1, std::memory_order_release);
   // Callbacks of this stream have run when the slabs that they hold are free.
@@ -272,6 +273,10 @@ absl::Status CudaStream::Place(const PlaceArgs& args) {
 }
 
 absl::Status CudaStream::AwaitDoorbell(const AwaitDoorbellArgs& args) {
+  if (!waits_ && shared_.waits != nullptr) {
+    shared_.waits->Add();
+    waits_ = true;
+  }
   return Enqueue(args, [&] { return LaunchAwaitDoorbell(args, stream_.get()); });
 }
 

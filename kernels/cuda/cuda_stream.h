@@ -17,6 +17,7 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/completions.h"
 #include "kernels/cuda/device_health.h"
+#include "kernels/cuda/device_waits.h"
 #include "kernels/cuda/handles.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/slabs.h"
@@ -28,6 +29,7 @@ struct DeviceShared {
   DeviceHealth* health = nullptr;
   PinnedSlabs* slabs = nullptr;
   Completions* completions = nullptr;
+  DeviceWaits* waits = nullptr;  // null for streams that never wait for a doorbell
 };
 
 class CudaStream final : public Stream {
@@ -114,6 +116,7 @@ class CudaStream final : public Stream {
   Batch batch_;
   std::vector<std::shared_ptr<Slab>> slabs_;
   bool captures_ = false;  // a program's body runs
+  bool waits_ = false;     // has, or may have, a wait for a doorbell: DeviceWaits knows
 };
 
 }  // namespace stoker::kernels::cuda

@@ -65,26 +65,34 @@ absl::StatusOr<DeviceSlab> DeviceSlabs::Take(size_t bytes) {
 
 bool DeviceSlabs::FreeKept() {
   const CurrentDevice current(device_);
-  std::deque<DeviceSlab> freed;  // without the lock: to free one waits
-  const std::lock_guard lock(mutex_);
-  freed.swap(kept_);
-  kept_bytes_ = 0;
-  return !freed.empty();
+  bool any = false;
+  waits_->UnlessAny([&] {
+    std::deque<DeviceSlab> freed;  // without the lock: to free one waits
+    const std::lock_guard lock(mutex_);
+    freed.swap(kept_);
+    kept_bytes_ = 0;
+    any = !freed.empty();
+  });
+  return any;
 }
 
 void DeviceSlabs::Give(DeviceSlab slab) {
   const CurrentDevice current(device_);
-  std::deque<DeviceSlab> freed;  // without the lock: to free one waits
   {
     const std::lock_guard lock(mutex_);
     kept_bytes_ += slab.bytes;
     kept_.push_back(std::move(slab));
+    if (kept_bytes_ <= max_kept_bytes_) return;
+  }
+  waits_->UnlessAny([&] {
+    std::deque<DeviceSlab> freed;  // without the lock: to free one waits
+    const std::lock_guard lock(mutex_);
     while (kept_bytes_ > max_kept_bytes_) {
       kept_bytes_ -= kept_.front().bytes;
       freed.push_back(std::move(kept_.front()));
       kept_.pop_front();
     }
-  }
+  });
 }
 
 absl::StatusOr<PinnedMemory> PinnedSlabs::Take(size_t bytes) {

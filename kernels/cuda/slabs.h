@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/cuda/device_waits.h"
 #include "kernels/cuda/handles.h"
 
 namespace stoker::kernels::cuda {
@@ -27,14 +28,16 @@ struct DeviceSlab {
 // neighbour.
 //
 // Invariants:
-//  1. At most max_kept_bytes are kept. Beyond that the oldest are freed, which waits for the device.
+//  1. At most max_kept_bytes are kept. Beyond that the oldest are freed, which waits for the device's running work.
 //  2. Before a request fails for want of memory, all that is kept has been freed.
+//  Neither holds while a stream may wait for a doorbell: then nothing is freed.
 //  3. A list gives out either memory that is exported or memory that never was: who once had a handle of a slab may
 //     still write to it.
 class DeviceSlabs {
  public:
-  DeviceSlabs(int device, bool exported, size_t max_kept_bytes)
-      : device_(device), exported_(exported), max_kept_bytes_(max_kept_bytes) {}
+  // `waits`, of the device, outlives it.
+  DeviceSlabs(int device, bool exported, size_t max_kept_bytes, DeviceWaits* waits)
+      : device_(device), exported_(exported), max_kept_bytes_(max_kept_bytes), waits_(waits) {}
   ~DeviceSlabs();
   DeviceSlabs(const DeviceSlabs&) = delete;
   DeviceSlabs& operator=(const DeviceSlabs&) = delete;
@@ -43,7 +46,7 @@ class DeviceSlabs {
   absl::StatusOr<DeviceSlab> Take(size_t bytes);
   // No work may use the slab any more.
   void Give(DeviceSlab slab);
-  // Frees all that is kept, which waits for the device. Whether anything was.
+  // Frees all that is kept, which waits for the device's running work. False: nothing was, or a stream may wait.
   bool FreeKept();
 
   // The size of a slab for so many bytes: few sizes, so that a slab that was given back fits the next request.
@@ -53,6 +56,7 @@ class DeviceSlabs {
   const int device_;
   const bool exported_;
   const size_t max_kept_bytes_;
+  DeviceWaits* const waits_;
   std::mutex mutex_;
   std::deque<DeviceSlab> kept_;  // guarded by mutex_; the oldest first
   size_t kept_bytes_ = 0;        // guarded by mutex_

@@ -314,9 +314,9 @@ absl::Status CompleteBatch(Options& o) {
                                  "; they are for requests that are decoded, and must be 1 and 0"));
   }
   if (o.action == Options::Action::kReplay && o.batch_rows() > kMaxBatchRows) {
-    return BadValue("padding-rows", absl::StrCat(o.padding_rows),
-                    absl::StrCat("at most ", kMaxBatchRows, " together with --concurrency times --query-rows, ",
-                                 o.concurrency * o.query_rows));
+    return Conflict(absl::StrCat("--concurrency is ", o.concurrency, ", --query-rows is ", o.query_rows,
+                                 ", --padding-rows is ", o.padding_rows, "; a batch would have ", o.batch_rows(),
+                                 " rows, and must have at most ", kMaxBatchRows));
   }
   if (o.query_rows != 1 && o.by_pool_row()) {
     // Every row's newest token answers with the first of the newest rows there (kernels/README.md).

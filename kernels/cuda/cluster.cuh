@@ -77,15 +77,6 @@ struct Cluster {
   uint32_t rank = 0;
   uint32_t blocks = 1;
 
-  __device__ static Cluster Here() {
-    Cluster cluster;
-#if __CUDA_ARCH__ >= 900
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(cluster.rank));
-    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(cluster.blocks));
-#endif
-    return cluster;
-  }
-
   // The barrier at which the blocks know of each other that they have started and opened their inboxes.
   __device__ void Arrive() const {
 #if __CUDA_ARCH__ >= 900

@@ -13,9 +13,9 @@ namespace {
 // Between two looks at a word: leaves the memory system to others, and costs a step less than half of this each wait.
 constexpr unsigned kPauseNs = 64;
 // A wait that begins a step lasts as long as its engine is idle, and several of them look at memory beside the steps of
-// others. Its pause grows with the time waited, so that it delays a step by less than 1 % of the time since the one
-// before, and in the 8 us that follow a step not at all; after 1.28 ms it is at its longest, and the look at the abort
-// word, behind the link, the rarer of the two still.
+// others. Its pause grows with the time waited, so that it delays a step by less than 2 % of the time since the one
+// before (a pause may last twice as long as it says), and in the 8 us that follow a step not at all; after 1.28 ms it
+// is at its longest, and the look at the abort word, behind the link, the rarer of the two still.
 constexpr unsigned kLongestPauseNs = 10'000;
 constexpr uint64_t kPausesOfAWait = 128;
 // Between two looks at the abort word, which is behind the link: a trip of 1 to 2 us.

@@ -17,7 +17,8 @@ __device__ inline void Ring(const RingDoorbellArgs& args) {
   if (!Ended(args.state)) StoreRelease(args.done, Load(&args.state->step));
 }
 
-// By every thread of every block of a kernel of `blocks` blocks, as the last thing that it does: the last block rings.
+// By every thread of every block of a kernel of `blocks` blocks, as the last thing that it does, behind
+// WaitForEarlier: the last block rings.
 // It has seen the others' arrivals, each of which is behind a barrier of its block, so that what it releases is all
 // that the kernel has written.
 __device__ inline void RingAtEnd(const RingDoorbellArgs& args, uint32_t blocks) {

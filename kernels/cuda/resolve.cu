@@ -290,7 +290,10 @@ template <IndexSpace kSpace, bool kOptions, bool kSingle, int kTopK, int kHotRow
 __global__ void __launch_bounds__(kResolveThreads) ResolveKernel(const __grid_constant__ ResolveKernelArgs args) {
   RunBlock<kSpace, kOptions, kSingle, kTopK, kHotRows, kGather, kTells>(args);
   if constexpr (kGather) {
-    if (args.ring.done != nullptr) RingAtEnd(args.ring, gridDim.x * gridDim.y);
+    if (args.ring.done != nullptr) {
+      WaitForEarlier();  // blocks that had nothing to do have not: an earlier kernel may ring by the same counter
+      RingAtEnd(args.ring, gridDim.x * gridDim.y);
+    }
   }
 }
 

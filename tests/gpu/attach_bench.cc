@@ -1,15 +1,14 @@
 // stoker-attach-bench: how long a fresh engine process takes from nothing to its first step, with a daemon on a GPU
 // that has its pool ready.
 //
-//   stoker-attach-bench --server=unix:/path --pool=NAME --plane=direct [--phases] --commit="$(git rev-parse --short
-//   HEAD)"
+//   stoker-attach-bench --server=unix:/path --pool=NAME --plane=direct [--phases] --commit=COMMIT
 //
 // One process is one measurement, and one JSON object on a line; attach.sh starts as many as are wanted. The context of
 // the GPU, with all kernels loaded, is made before the clock starts (context_ms). Then, in order:
 //
 //   attach_ms      Attach: the call, and what the client library maps (the arena; on the direct plane also the pool)
-//   open_ms        rows and entries of the engine's own, and the plane: DirectPlane::Open or DevicePlane::Arm, and two
-//   graphs prompt_ms      Admit and Store of one sequence of --prompt rows, which a step needs; no part of attaching
+//   open_ms        rows and entries of the engine's own, the plane (DirectPlane::Open, DevicePlane::Arm), two graphs
+//   prompt_ms      Admit and Store of one sequence of --prompt rows, which a step needs; no part of attaching
 //   first_step_ms  the first step, from its entries to its commit
 //
 // and attach_to_first_step_ms, the sum but for the prompt. Every row of the step is compared with what it must hold; a

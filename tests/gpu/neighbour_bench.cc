@@ -1,7 +1,7 @@
 // stoker-neighbour-bench: an engine's decode steps while a neighbour moves rows in bulk, on one GPU, one daemon and one
 // pool.
 //
-//   stoker-neighbour-bench --server unix:/path --entries FILE.stkw --plane direct,server --batch 8,1
+//   stoker-neighbour-bench --server=unix:/path --entries FILE.stkw --plane direct,server --batch 8,1
 //       --work idle,load,store --limits "--max-bulk-copy-blocks=16" --commit "$(git rev-parse --short HEAD)"
 //
 // The engine is this process: the steps of stoker-plane-bench, each a graph. The neighbour is another process of this

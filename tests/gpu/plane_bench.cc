@@ -1,8 +1,7 @@
 // stoker-plane-bench: what a decode step costs on each plane, with an engine whose own kernels do next to nothing.
 //
 //   stoker-plane-bench --server unix:/path --plane same,direct,server,rpc,rpc_group --entries empty,hot,FILE.stkw
-//       --arena ipc --layers 61 --group 4 --batch 1 --steps 500 --waits separate,fused --commit "$(git rev-parse
-//       --short HEAD)"
+//       --arena ipc --layers 61 --group 4 --batch 1 --steps 500 --waits separate,fused --commit COMMIT
 //
 // Planes: "same" is the daemon's kernels, commits included, in this process, with the engine's between them, as one
 // graph on one stream, and no daemon; "direct" is the same graph, of the direct plane, on the arena and the pool of a

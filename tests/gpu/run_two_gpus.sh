@@ -19,9 +19,19 @@ out=$(cd "$2" && pwd)
 layers=${LAYERS:-61}
 export STOKER_TEST_DAEMON=$bin/stokerd STOKER_TEST_CLIENT=$bin/client_process STOKER_TEST_DEVICE=cuda:all
 
+folder=
+daemon=
+replay=
+finish() {
+  if [ -n "$replay" ]; then kill "$replay" 2>/dev/null; fi
+  if [ -n "$daemon" ] && kill "$daemon" 2>/dev/null; then wait "$daemon"; fi
+  if [ -n "$folder" ]; then rm -rf "$folder"; fi
+}
+trap finish EXIT
+
 # run_replay PLANE: a daemon, an engine of two ranks, and what is looked at meanwhile.
 run_replay() {
-  local plane=$1 folder daemon replay status failed=0 before
+  local plane=$1 status failed=0 before
   # A short path: those of sockets have a limit.
   folder=$(mktemp -d /tmp/two.XXXXXX)
   before=$(awk '$1 == "MemAvailable:" {print $2}' /proc/meminfo)
@@ -33,6 +43,10 @@ run_replay() {
     if grep -q '"message":"serving"' "$out/two-stokerd-$plane.log" || ! kill -0 "$daemon" 2>/dev/null; then break; fi
     sleep 0.1
   done
+  if ! grep -q '"message":"serving"' "$out/two-stokerd-$plane.log"; then
+    tail -n 5 "$out/two-stokerd-$plane.log"
+    return 1
+  fi
   timeout 200 "$bin/stoker-replay" --server "unix:$folder/s" --device cuda:all --ranks 2 --transfer shared --plane "$plane" --pool two \
     --pool-blocks "${POOL_BLOCKS:-400}" --layers "$layers" --groups $(((layers + 3) / 4)) --row-bytes 656 --top-k 1024 --hot-rows 2048 --concurrency 6 \
     --requests 40 --input-length 4000 --output-length 120 --query-rows 2 --padding-rows 2 --json --progress none \
@@ -117,6 +131,7 @@ sys.exit(1 if faults else 0)
 END
   wait "$replay"
   status=$?
+  replay=
   if [ $status -ne 0 ]; then
     echo "       stoker-replay: exit status $status, see $out/two-replay-$plane.log"
     failed=1
@@ -127,6 +142,7 @@ END
     echo "       stokerd has ended, see $out/two-stokerd-$plane.log"
     failed=1
   fi
+  daemon=
   rm -rf "$folder"
   return $failed
 }

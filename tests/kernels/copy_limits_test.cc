@@ -87,7 +87,7 @@ TEST(CopyLimitsTest, LayersOfAGather) {
 // One thread: a transfer that is cut into rows ends after the work of another stream that came later, a whole one
 // before.
 TEST(CopyLimitsTest, OtherStreamsHaveTheirTurnBetweenParts) {
-  constexpr int32_t kRows = 40;  // more than a strand runs in one turn
+  constexpr int32_t kRows = 8;  // fewer than a strand runs in one turn
   for (const bool cut : {false, true}) {
     SCOPED_TRACE(cut);
     const auto backend = cpu::MakeCpuBackend(1);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/plane.h"
 #include "tests/reference/reference.h"
 
 namespace stoker::kernels {
@@ -15,7 +16,9 @@ ResolveGatherCase::ResolveGatherCase(const ResolveShape& shape, const RowFormat&
             *std::max_element(layers_.begin(), layers_.end()) + 1, 0, rng),
       to_(resolve_.image(), "hot", RowLayout::Make(format, int64_t{shape.state_rows} * shape.region_rows()).value(),
           from_.layers, 0, rng),
-      gathered_bytes_(resolve_.image().Add("gathered_bytes", std::vector<uint64_t>{77})) {}
+      gathered_bytes_(resolve_.image().Add("gathered_bytes", std::vector<uint64_t>{77})),
+      plane_(resolve_.image().Add("plane", std::vector<uint64_t>(sizeof(PlaneState) / sizeof(uint64_t)))),
+      done_(resolve_.image().Add("done", std::vector<uint64_t>{0})) {}
 
 GatherCompactArgs ResolveGatherCase::GatherArgs(std::byte* device, std::byte* pool) const {
   const ResolveArgs resolve = resolve_.Args(device);
@@ -45,8 +48,15 @@ testing::AssertionResult ResolveGatherCase::Step(Bench& bench) {
   }
   reference::Resolve(want_resolve);
   reference::Gather(want_gather);
+  const bool rings = ++steps_ % 2 == 0;
+  const auto state = [&](std::byte* device) { return reinterpret_cast<PlaneState*>(plane_.In(device)); };
+  state(image.data())->step = state(want.data())->step = steps_;
+  if (rings) *done_.In(want.data()) = steps_;
   const absl::Status status = bench.Run(image, pool_, [&](Stream& stream, std::byte* device, std::byte* pool) {
-    return stream.ResolveGather(resolve_.Args(device), GatherArgs(device, pool));
+    const ResolveArgs resolve = resolve_.Args(device);
+    const GatherCompactArgs gather = GatherArgs(device, pool);
+    if (!rings) return stream.ResolveGather(resolve, gather);
+    return stream.ResolveGather(resolve, gather, {.state = state(device), .done = done_.In(device)});
   });
   if (!status.ok()) return testing::AssertionFailure() << status;
   return image.Equals(want);

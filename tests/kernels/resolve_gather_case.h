@@ -28,7 +28,7 @@ class ResolveGatherCase {
   GatherCompactArgs GatherArgs(std::byte* device, std::byte* pool) const;
 
   // Poisons the outputs, runs one fused step on the backend and the two oracles one after the other, and compares all
-  // memory.
+  // memory. Every second step rings a doorbell at its end.
   testing::AssertionResult Step(Bench& bench);
 
  private:
@@ -38,6 +38,9 @@ class ResolveGatherCase {
   StoreCase from_;
   StoreCase to_;
   Region<uint64_t> gathered_bytes_;
+  Region<uint64_t> plane_;  // a PlaneState
+  Region<uint64_t> done_;
+  uint64_t steps_ = 0;
   CopyLimits limits_;
 };
 

@@ -97,9 +97,13 @@ TEST(OptionsTest, ErrorsNameOptionValueAndLimit) {
       {{"--query-rows=5", "--top-k=8192"},
        "--hot-rows is \"32768\"; it must be at least --query-rows times --top-k, 40960"},
       {{"--padding-rows=4065"},
-       "--padding-rows is \"4065\"; it must be at most 4096 together with --concurrency times --query-rows, 32"},
+       "--concurrency is 32, --query-rows is 1, --padding-rows is 4065; a batch would have 4097 rows, and must have at "
+       "most "
+       "4096"},
       {{"--concurrency=2049", "--query-rows=2"},
-       "--padding-rows is \"0\"; it must be at most 4096 together with --concurrency times --query-rows, 4098"},
+       "--concurrency is 2049, --query-rows is 2, --padding-rows is 0; a batch would have 4098 rows, and must have at "
+       "most "
+       "4096"},
       {{"--prefix-only", "--query-rows=2"}, "--query-rows is 2, --padding-rows is 0; they are for requests"},
       {{"--write-workload=w", "--padding-rows=1"}, "--query-rows is 1, --padding-rows is 1; they are for requests"},
       {{"--groups=2"}, "--groups is \"2\"; it must be at most --layers, 1"},

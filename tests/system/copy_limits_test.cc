@@ -1,5 +1,5 @@
-// A daemon whose launches are bounded in every way: rows are the same, on all planes, and an engine on the direct plane
-// is told.
+// A daemon whose launches are bounded in every way: rows that calls move and hand out are the same, and an engine on
+// the direct plane is told.
 #include <cstdint>
 #include <memory>
 #include <random>

@@ -21,9 +21,17 @@ rounds=${ROUNDS:-5}
 blocks=$((${POOL_GIB:-16} * (1 << 30) / (64 * layers * 656) + 1))
 commit=${STOKER_COMMIT:-unknown}
 
+folder=
+daemon=
+finish() {
+  if [ -n "$daemon" ] && kill "$daemon" 2>/dev/null; then wait "$daemon" || true; fi
+  if [ -n "$folder" ]; then rm -rf "$folder"; fi
+}
+trap finish EXIT
+
 # planes WORDS: a daemon, and every plane against it.
 planes() {
-  local folder daemon plane round failed=0
+  local plane round failed=0
   # A short path: those of sockets have a limit.
   folder=$(mktemp -d /tmp/attach.XXXXXX)
   "$bin/stokerd" --socket-path="$folder/s" --device=cuda --metrics-address=127.0.0.1:0 --log-format=json --max-hot-bytes=$((32 << 30)) \
@@ -33,6 +41,10 @@ planes() {
     if grep -q '"message":"serving"' "$folder/log" || ! kill -0 "$daemon" 2>/dev/null; then break; fi
     sleep 0.1
   done
+  if ! grep -q '"message":"serving"' "$folder/log"; then
+    cat "$folder/log" >&2
+    return 1
+  fi
   for plane in "$@"; do
     for round in $(seq "$rounds"); do
       for phases in "" --phases; do
@@ -44,6 +56,7 @@ planes() {
     done
   done
   if kill "$daemon" 2>/dev/null; then wait "$daemon" || failed=1; fi
+  daemon=
   cp "$folder/log" "$out/attach-stokerd-$1.log"
   rm -rf "$folder"
   return $failed

@@ -7,8 +7,8 @@
 //   attention<<<...>>>:  if (threadIdx.x == 0) there = AwaitDoorbell(view, group);
 //                        __syncthreads(); read the rows that the hot rows name, where `there`.
 //
-// A wait inside the kernel that needs the answer is fastest (design.md section 5) and holds that kernel's blocks on
-// their multiprocessors while the daemon works; DevicePlane has kernels of one warp that only wait.
+// A wait inside the kernel that needs the answer is fastest (kernels/README.md, Planes) and holds that kernel's blocks
+// on their multiprocessors while the daemon works; DevicePlane has kernels of one warp that only wait.
 //
 // Bound of a wait: one trip to the L2 cache behind the daemon's answer.
 #pragma once

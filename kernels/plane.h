@@ -1,5 +1,5 @@
 // A plane: steps of a session that are enqueued ahead, or by another process, and take their batch from memory that the
-// engine writes (design.md section 5).
+// engine writes (deploy/adr/0007-planes.md).
 //
 // A step is these operations, in order: AwaitDoorbell for group 0, BeginBatch, a resolve and gather of group 0,
 // RingDoorbell of it; for each further group AwaitDoorbell, resolve and gather, RingDoorbell; then AwaitDoorbell for

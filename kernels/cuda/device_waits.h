@@ -1,5 +1,5 @@
 // How many streams of a device may wait for doorbells. While one does, cudaFree returns only when it has ended
-// (design.md, section 5), which may be never: memory is then kept instead.
+// (measured on an H200), which may be never: memory is then kept instead.
 //
 // Thread safety: any thread.
 #pragma once

@@ -1,6 +1,6 @@
-// An engine that is killed while a kernel of seconds runs. Under MPS that can destroy the daemon's context (design.md,
-// section 5); without, it does not. Either the daemon goes on and serves, or it says that the device is lost, tells its
-// sessions and ends with a status of its own: it never limps.
+// An engine that is killed while a kernel of seconds runs. Under MPS that can destroy the daemon's context
+// (deploy/README.md, MPS); without, it does not. Either the daemon goes on and serves, or it says that the device is
+// lost, tells its sessions and ends with a status of its own: it never limps.
 //
 // This process is no user of the GPU: its context would be lost too.
 #include <gmock/gmock.h>

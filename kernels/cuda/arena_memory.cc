@@ -19,36 +19,19 @@ absl::Status CheckBytes(size_t bytes) {
   return absl::ResourceExhaustedError(absl::StrCat("bytes: ", bytes, " given, limit ", kMaxBytes));
 }
 
-CUmemAllocationProp OnDevice(int device) {
-  CUmemAllocationProp properties = {};
-  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  properties.location.id = device;
-  return properties;
-}
-
 }  // namespace
 
 absl::Status CheckArenaSupport(const PoolDriver& driver, int device) {
   if (absl::Status status = CheckFunctions(driver); !status.ok()) return status;
-  const std::pair<const char*, CUdevice_attribute> needed[] = {
-      {"virtual memory management", CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED},
-      {"descriptors of allocations", CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED}};
-  for (const auto& [what, attribute] : needed) {
-    int supported = 0;
-    if (driver.device_get_attribute(&supported, attribute, device) != CUDA_SUCCESS || supported == 0) {
-      return absl::FailedPreconditionError(absl::StrCat("cuda:", device, " has no ", what));
-    }
-  }
-  return absl::OkStatus();
+  return CheckSupport(driver, device, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+                      "virtual memory management");
 }
 
 absl::StatusOr<std::unique_ptr<Buffer>> AllocateArena(std::shared_ptr<const PoolDriver> driver, int device,
                                                       size_t bytes) {
   if (absl::Status status = CheckBytes(bytes); !status.ok()) return status;
   if (absl::Status status = CheckArenaSupport(*driver, device); !status.ok()) return status;
-  const CUmemAllocationProp properties = OnDevice(device);
+  const CUmemAllocationProp properties = Shareable(CU_MEM_LOCATION_TYPE_DEVICE, device);
   size_t granularity = 0;
   const CUresult result =
       driver->get_allocation_granularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);

@@ -24,6 +24,15 @@ std::string NameOf(const PoolDriver& driver, CUresult result) {
 
 }  // namespace
 
+CUmemAllocationProp Shareable(CUmemLocationType type, int id) {
+  CUmemAllocationProp properties = {};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  properties.location.type = type;
+  properties.location.id = id;
+  return properties;
+}
+
 CUmemAccessDesc ReadWrite(CUmemLocationType type, int id) {
   CUmemAccessDesc access = {};
   access.location.type = type;
@@ -53,6 +62,19 @@ absl::Status CheckFunctions(const PoolDriver& driver) {
       {"cuMemImportFromShareableHandle", driver.import_handle != nullptr}};
   for (const auto& [name, found] : functions) {
     if (!found) return absl::FailedPreconditionError(absl::StrCat("the driver has no ", name));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSupport(const PoolDriver& driver, int device, CUdevice_attribute attribute, absl::string_view what) {
+  const std::pair<absl::string_view, CUdevice_attribute> needed[] = {
+      {what, attribute},
+      {"descriptors of allocations", CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED}};
+  for (const auto& [name, number] : needed) {
+    int supported = 0;
+    if (driver.device_get_attribute(&supported, number, device) != CUDA_SUCCESS || supported == 0) {
+      return absl::FailedPreconditionError(absl::StrCat("cuda:", device, " has no ", name));
+    }
   }
   return absl::OkStatus();
 }

@@ -24,6 +24,9 @@ namespace stoker::kernels::cuda {
 
 constexpr size_t RoundUp(size_t bytes, size_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
 
+// Of an allocation on a device, or on a host NUMA node, that another process maps by a descriptor.
+CUmemAllocationProp Shareable(CUmemLocationType type, int id);
+
 // The CPU of a NUMA node, or a device, may read and write mapped memory.
 CUmemAccessDesc ReadWrite(CUmemLocationType type, int id);
 
@@ -32,6 +35,8 @@ absl::Status ToStatus(const PoolDriver& driver, CUresult result, absl::string_vi
 
 // FAILED_PRECONDITION: the driver lacks a function that AllocationBuffer takes.
 absl::Status CheckFunctions(const PoolDriver& driver);
+// FAILED_PRECONDITION: the device has not what the attribute tells, `what` to people, or no descriptors of allocations.
+absl::Status CheckSupport(const PoolDriver& driver, int device, CUdevice_attribute attribute, absl::string_view what);
 
 // Takes one acquired thing back when it goes, and says so when that fails.
 class Owned {

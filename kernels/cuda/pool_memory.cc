@@ -90,29 +90,14 @@ class ImportedFile final : public Buffer {
 
 // Host NUMA node of a device. FAILED_PRECONDITION: the device cannot use allocations on it.
 absl::StatusOr<int> NumaNodeOf(const PoolDriver& driver, int device) {
-  const std::pair<const char*, CUdevice_attribute> needed[] = {
-      {"allocations on a host NUMA node", CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED},
-      {"descriptors of allocations", CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED}};
-  for (const auto& [what, attribute] : needed) {
-    int supported = 0;
-    if (driver.device_get_attribute(&supported, attribute, device) != CUDA_SUCCESS || supported == 0) {
-      return absl::FailedPreconditionError(absl::StrCat("cuda:", device, " has no ", what));
-    }
-  }
+  absl::Status status = CheckSupport(driver, device, CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+                                     "allocations on a host NUMA node");
+  if (!status.ok()) return status;
   int node = -1;
   if (driver.device_get_attribute(&node, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device) != CUDA_SUCCESS || node < 0) {
     return absl::FailedPreconditionError(absl::StrCat("the host NUMA node of cuda:", device, " is not known"));
   }
   return node;
-}
-
-CUmemAllocationProp OnNode(int node) {
-  CUmemAllocationProp properties = {};
-  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  properties.location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA;
-  properties.location.id = node;
-  return properties;
 }
 
 std::vector<CUmemAccessDesc> AccessOf(int node, const std::vector<int>& devices) {
@@ -168,7 +153,7 @@ absl::StatusOr<std::unique_ptr<Buffer>> AllocateNumaPool(std::shared_ptr<const P
     if (const absl::StatusOr<int> node = NumaNodeOf(*driver, device); !node.ok()) return node.status();
   }
   const int node = *NumaNodeOf(*driver, devices.front());
-  const CUmemAllocationProp properties = OnNode(node);
+  const CUmemAllocationProp properties = Shareable(CU_MEM_LOCATION_TYPE_HOST_NUMA, node);
   size_t granularity = 0;
   const CUresult result =
       driver->get_allocation_granularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);

@@ -208,6 +208,11 @@ class Backend {
   virtual bool shares_contexts() const { return false; }
   // Why a stream must not wait for doorbells here; empty where it may.
   virtual std::string_view no_doorbells() const { return {}; }
+  // FAILED_PRECONDITION: with so many streams that wait for doorbells others would not go on.
+  virtual absl::Status CheckWaitingStreams(int64_t streams) const {
+    static_cast<void>(streams);
+    return absl::OkStatus();
+  }
   // Why AllocateShared cannot give memory that is shared so; empty where it can.
   virtual std::string_view NoSharing(Sharing sharing) const {
     return sharing == Sharing::kIpcHandle ? "memory there has no handle of CUDA's, but a descriptor" : "";

@@ -103,7 +103,7 @@ class OtherBlocks {
   __device__ void Union(int32_t rows) const {
     if (!IsBlock()) return;
     messages_->sources.Send(threadIdx.x, lists_.sources, make_int2(~rows, 0));
-    messages_->sources.Close(threadIdx.x, 1);
+    messages_->sources.CloseAndRelease(threadIdx.x, 1);
   }
 
   // What such a block does. Returns the number of batch rows that it is to take from global memory.

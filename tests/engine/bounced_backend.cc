@@ -174,6 +174,7 @@ class BouncedStream final : public Stream {
     Check("transfer.dst", args.dst.base);
     Check("transfer.src_rows", args.src_rows);
     Check("transfer.dst_rows", args.dst_rows);
+    Check("transfer.skip", args.skip);
     device_->NoteCopy(/*gathers=*/false, args.limits);
     return stream_->Transfer(args);
   }
@@ -206,6 +207,17 @@ class BouncedStream final : public Stream {
   absl::Status AwaitQuiet(const kernels::AwaitQuietArgs& args) override {
     Check("await_quiet.state", args.state);
     return stream_->AwaitQuiet(args);
+  }
+  absl::Status AwaitOrder(const kernels::AwaitOrderArgs& args) override {
+    Check("await_order.word", args.word);
+    Check("await_order.abort", args.abort);
+    Check("await_order.aborted", args.aborted);
+    return stream_->AwaitOrder(args);
+  }
+  absl::Status SignalOrder(const kernels::SignalOrderArgs& args) override {
+    Check("signal_order.word", args.word);
+    Check("signal_order.aborted", args.aborted);
+    return stream_->SignalOrder(args);
   }
   absl::Status BeginBatch(const kernels::BatchArgs& args) override {
     Check(args);
@@ -279,6 +291,8 @@ class Bounced final : public BouncedBackend {
 
   std::string_view device() const override { return name_; }
   bool reaches_pageable_memory() const override { return false; }
+  std::string_view no_order_words() const override { return {}; }
+  absl::Status ReleaseOrder(uint64_t* word) override { return cpu_->ReleaseOrder(word); }
   absl::StatusOr<std::unique_ptr<Buffer>> AllocatePool(size_t bytes, const kernels::PoolOptions& options) override {
     return Reached(cpu_->AllocatePool(bytes, options), true);
   }

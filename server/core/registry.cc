@@ -608,6 +608,12 @@ void Registry::Tick() {
     }
   }
   for (const std::shared_ptr<Session>& session : ending) session->AbortWaitsAgain();
+  for (const std::shared_ptr<Session>& session : Sessions()) {
+    if (absl::Status status = session->CheckWaits(absl::Now()); !status.ok()) {
+      // NOT_FOUND: it ends already.
+      EndSession(session->id(), std::move(status), /*retain=*/true).IgnoreError();
+    }
+  }
   for (const auto& [session, events] : direct) {
     const std::optional<PlaneStep> step = session->SampleDirect();
     if (step.has_value() && events->stepped != nullptr) events->stepped(*step);

@@ -21,6 +21,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -73,7 +74,7 @@ struct OperationLimits {
   int64_t max_batch_items = 0;
   int64_t max_queued_operations = 0;
   int64_t max_reserved_blocks = 0;
-  absl::Duration doorbell_timeout;  // of a server plane's step that has begun
+  absl::Duration doorbell_timeout;  // of a server plane's step that has begun, and of a call's wait for the engine
   TensorLimits tensors;
 };
 
@@ -380,6 +381,9 @@ class Session : public std::enable_shared_from_this<Session> {
   void End(absl::Status reason, bool engine_gone, absl::AnyInvocable<void() &&> drained);
   // After End, until it is drained: ends waits that the engine has made possible again. See OrderAbort.
   void AbortWaitsAgain();
+  // DEADLINE_EXCEEDED: a call has waited for the engine for doorbell_timeout, and none has ended meanwhile. Does not take
+  // the session's mutex.
+  absl::Status CheckWaits(absl::Time now) const;
   // A call with an order that was refused before it became an operation.
   void RefuseOrder(const CallOrder& order);
   // After `drained`: closes the session's sequences in the pool and frees its memory.
@@ -411,7 +415,7 @@ class Session : public std::enable_shared_from_this<Session> {
   // the signal, whose success with `enqueued` says that the reply goes out now,
   bool SignalOrder(const CallOrder& order, const absl::Status& enqueued) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // and what became of the work.
-  absl::Status Outcome(bool answered, absl::Status work);
+  absl::Status Outcome(const CallOrder& order, bool answered, absl::Status work);
   // Of calls that were refused: the daemon word comes to their numbers behind the work before them.
   void OweOrder(const CallOrder& order) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PayOrder() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -496,6 +500,10 @@ class Session : public std::enable_shared_from_this<Session> {
   std::vector<absl::AnyInvocable<void() &&>> on_plane_end_ ABSL_GUARDED_BY(mutex_);
   TensorRegistry tensors_ ABSL_GUARDED_BY(mutex_);
   DescriptorOffers offers_ ABSL_GUARDED_BY(mutex_);
+  // Calls whose work waits, or is behind its wait, by number.
+  mutable absl::Mutex waits_mutex_;
+  std::deque<uint64_t> waits_ ABSL_GUARDED_BY(waits_mutex_);
+  absl::Time waits_since_ ABSL_GUARDED_BY(waits_mutex_);  // for the first of them
   absl::Mutex device_mutex_;
   DeviceTotals device_totals_ ABSL_GUARDED_BY(device_mutex_);
   PlaneSample plane_sample_ ABSL_GUARDED_BY(device_mutex_);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "kernels/order_word.h"
 #include "server/core/session.h"
 
@@ -15,7 +16,7 @@ namespace stoker::core {
 namespace {
 
 // Some 1,000 pieces of work fit into a stream of a GPU; the next one would let the caller wait, who holds the session's
-// mutex. A step of 61 index groups has some 300 of them.
+// mutex. A step of 61 index groups has some 130 of them.
 constexpr int64_t kMaxBacklog = 768;
 
 }  // namespace
@@ -96,7 +97,21 @@ absl::Status Session::BeginOperation(const CallOrder& order) {
 }
 
 absl::Status Session::AwaitOrder(const CallOrder& order) {
-  return order.wait ? storage_->AwaitOrder(order.number) : absl::OkStatus();
+  if (!order.wait) return absl::OkStatus();
+  {
+    absl::MutexLock lock(&waits_mutex_);
+    if (waits_.empty()) waits_since_ = absl::Now();
+    waits_.push_back(order.number);
+  }
+  return storage_->AwaitOrder(order.number);
+}
+
+absl::Status Session::CheckWaits(absl::Time now) const {
+  absl::MutexLock lock(&waits_mutex_);
+  if (waits_.empty() || now - waits_since_ < limits_.doorbell_timeout) return absl::OkStatus();
+  return absl::DeadlineExceededError(
+      absl::StrCat("session: ", id_.value, ": engine_word did not come to ", waits_.front(), ", or the work behind it to ",
+                   "its end, within doorbell_timeout_ms ", absl::ToInt64Milliseconds(limits_.doorbell_timeout)));
 }
 
 bool Session::SignalOrder(const CallOrder& order, const absl::Status& enqueued) {
@@ -104,7 +119,13 @@ bool Session::SignalOrder(const CallOrder& order, const absl::Status& enqueued) 
   return order.signal && storage_->SignalOrder(order.number).ok() && enqueued.ok();
 }
 
-absl::Status Session::Outcome(bool answered, absl::Status work) {
+absl::Status Session::Outcome(const CallOrder& order, bool answered, absl::Status work) {
+  if (order.wait) {
+    // Work ends in the order in which it was enqueued.
+    absl::MutexLock lock(&waits_mutex_);
+    waits_.pop_front();
+    waits_since_ = absl::Now();
+  }
   if (work.ok() && waits_aborted_.load()) {
     work = absl::UnavailableError(
         absl::StrCat("session: ", id_.value, " has ended before its work was known to be done"));

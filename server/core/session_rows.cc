@@ -180,8 +180,8 @@ void Session::StoreBegun(std::vector<StoreItem> items, CallOrder order, Bounce::
     early = op->result;
     done = std::exchange(answer, nullptr);
   }
-  storage_->Notify([self = shared_from_this(), op, done = std::move(answer)](absl::Status work) mutable {
-    work = self->Outcome(done == nullptr, std::move(work));
+  storage_->Notify([self = shared_from_this(), op, order, done = std::move(answer)](absl::Status work) mutable {
+    work = self->Outcome(order, done == nullptr, std::move(work));
     for (const Written& written : op->written) {
       if (work.ok()) {
         self->pool_->pool.FinishWrite(written.range.id, written.range.first, written.range.count);
@@ -271,8 +271,8 @@ void Session::Load(std::vector<LoadItem> items, CallOrder order, Done<BatchResul
         early = op->result;
         done = std::exchange(answer, nullptr);
       }
-      storage_->Notify([self = shared_from_this(), op, done = std::move(answer)](absl::Status work) mutable {
-        work = self->Outcome(done == nullptr, std::move(work));
+      storage_->Notify([self = shared_from_this(), op, order, done = std::move(answer)](absl::Status work) mutable {
+        work = self->Outcome(order, done == nullptr, std::move(work));
         if (!work.ok()) {
           for (size_t item : op->loaded) op->result.statuses[item] = work;
           op->result.bytes = 0;
@@ -340,9 +340,9 @@ void Session::Commit(std::vector<CommitItem> items, CallOrder order, Done<BatchR
         done = std::exchange(answer, nullptr);
       }
       storage_->Notify(
-          [self = shared_from_this(), op, enqueued, done = std::move(answer)](absl::Status work) mutable {
+          [self = shared_from_this(), op, enqueued, order, done = std::move(answer)](absl::Status work) mutable {
             if (work.ok()) work = enqueued;
-            work = self->Outcome(done == nullptr, std::move(work));
+            work = self->Outcome(order, done == nullptr, std::move(work));
             for (const Written& written : op->written) {
               if (work.ok()) {
                 self->pool_->pool.FinishWrite(written.range.id, written.range.first, written.range.count);
@@ -452,9 +452,9 @@ void Session::Gather(int64_t group, std::vector<int64_t> layers, CallOrder order
       Done<uint64_t> answer = std::move(done);
       early = SignalOrder(order, enqueued);
       if (early) done = std::exchange(answer, nullptr);
-      storage_->Notify([self = shared_from_this(), chosen, totals, enqueued, done = std::move(answer)](absl::Status work) mutable {
+      storage_->Notify([self = shared_from_this(), chosen, totals, enqueued, order, done = std::move(answer)](absl::Status work) mutable {
         if (work.ok()) work = enqueued;
-        work = self->Outcome(done == nullptr, std::move(work));
+        work = self->Outcome(order, done == nullptr, std::move(work));
         const uint64_t gathered = work.ok() ? self->CountDevice(*totals) : 0;
         if (done) std::move(done)(work.ok() ? absl::StatusOr<uint64_t>(gathered) : absl::StatusOr<uint64_t>(work));
         self->EndOperation();

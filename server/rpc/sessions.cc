@@ -238,6 +238,8 @@ class AttachStream final : public grpc::ServerWriteReactor<v1::AttachResponse> {
     const absl::string_view no_ordered_calls = NoOrderedCalls(session, attached->arena());
     attached->mutable_ordered_calls()->set_available(no_ordered_calls.empty());
     attached->mutable_ordered_calls()->set_reason(std::string(no_ordered_calls));
+    attached->mutable_ordered_calls()->set_wait_timeout_ms(
+        static_cast<uint32_t>(absl::ToInt64Milliseconds(session.limits().doorbell_timeout)));
     if (session.direct()) ToProto(*session.arena().direct, service_.descriptor_path, attached->mutable_direct());
     bool cancelled = false;
     {

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -82,6 +83,7 @@ struct Attached {
   absl::StatusOr<std::shared_ptr<Session>> session = absl::UnknownError("not attached yet");
   std::shared_ptr<absl::Notification> attached = std::make_shared<absl::Notification>();
   std::shared_ptr<absl::Notification> ended = std::make_shared<absl::Notification>();
+  std::shared_ptr<absl::Status> reason = std::make_shared<absl::Status>();
   char* arena = nullptr;
 };
 
@@ -93,13 +95,14 @@ class SessionOrderTest : public testing::TestWithParam<bool> {
     Start(GetParam() ? *bounced_ : *cpu_);
   }
 
-  void Start(kernels::Backend& backend) {
+  void Start(kernels::Backend& backend, absl::Duration doorbell_timeout = kLong) {
     registry_.reset();
     engine_ = engine::MakeEngine({&backend}, 1 << 20).value();
     RegistryLimits limits;
     limits.max_pool_bytes = limits.max_hot_bytes = int64_t{1} << 28;
     limits.max_sessions = 8;
     limits.max_armed_sessions = 3;
+    limits.doorbell_timeout = doorbell_timeout;
     limits.max_sequences_per_session = limits.max_batch_items = limits.max_queued_operations = 64;
     limits.sequence_retention = absl::Hours(1);
     registry_ = std::make_unique<Registry>(engine_.get(), limits, 1, [] { return absl::Now(); });
@@ -139,7 +142,10 @@ class SessionOrderTest : public testing::TestWithParam<bool> {
     events.draining = [](absl::Duration) {};
     events.pool_pressure = [](const BlockCounts&) {};
     events.superseded = [](SessionId) {};
-    events.ended = [ended = attached->ended](const absl::Status&) { ended->Notify(); };
+    events.ended = [ended = attached->ended, reason = attached->reason](const absl::Status& status) {
+      *reason = status;
+      ended->Notify();
+    };
     registry_->Attach(spec, std::move(events), [attached, there = attached->attached](auto session) {
       attached->session = std::move(session);
       there->Notify();
@@ -252,15 +258,15 @@ class SessionOrderTest : public testing::TestWithParam<bool> {
     request.order = order;
     return request;
   }
-  static std::atomic_ref<uint64_t> Word(const Attached& attached, const std::string& name) {
-    return std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(Tensor(attached, name)));
+  static uint64_t& Word(const Attached& attached, const std::string& name) {
+    return *reinterpret_cast<uint64_t*>(Tensor(attached, name));
   }
   // The engine's work for call `number` is done.
   static void Finish(const Attached& attached, uint64_t number) {
-    Word(attached, "engine_word").store(number, std::memory_order_release);
+    std::atomic_ref<uint64_t>(Word(attached, "engine_word")).store(number, std::memory_order_release);
   }
   static uint64_t Done(const Attached& attached) {
-    return Word(attached, "daemon_word").load(std::memory_order_acquire);
+    return std::atomic_ref<uint64_t>(Word(attached, "daemon_word")).load(std::memory_order_acquire);
   }
   static void AwaitDone(const Attached& attached, uint64_t number) {
     const absl::Time limit = absl::Now() + kLong;
@@ -671,21 +677,87 @@ TEST_P(SessionOrderTest, AnAbortedLoadMovesNothing) {
 }
 
 // Its name is taken by another session while the engine's work hangs: that one need not wait for it, nor for an engine
-// that sets its word back.
+// that sets its word back. Several times: the stream may see the word before it is set back.
 TEST_P(SessionOrderTest, ASupersededSessionWhoseEngineHangs) {
-  const Attached first = Attach(Ordered("rank0"));
-  const AdmittedSequence sequence = Open(first, "key");
-  ASSERT_TRUE(Store(first, sequence.id, kPrompt, 8, Both(5)).Get()->statuses[0].ok());
-  Attached second;
-  Begin(Ordered("rank0"), &second);
-  Finish(first, 1);
-  ASSERT_TRUE(second.attached->WaitForNotificationWithTimeout(kLong));
-  ASSERT_TRUE(second.session.ok()) << second.session.status();
-  EXPECT_TRUE(first.ended->WaitForNotificationWithTimeout(kLong));
-  Map(&second);
-  EXPECT_EQ(Admit(second, "key").stored_rows, kPrompt);
-  EXPECT_EQ(Word(second, "engine_word").load(), 0u);
-  Detach(second);
+  Attached first = Attach(Ordered("rank0"));
+  AdmittedSequence sequence = Open(first, "key");
+  for (int round = 0; round < 5; ++round) {
+    SCOPED_TRACE(round);
+    ASSERT_TRUE(Store(first, sequence.id, kPrompt, 8, Both(5)).Get()->statuses[0].ok());
+    std::thread engine([word = &Word(first, "engine_word")] {
+      while (std::atomic_ref<uint64_t>(*word).load() != kernels::kReleasedOrder) continue;
+      std::atomic_ref<uint64_t>(*word).store(1);
+    });
+    Attached second;
+    Begin(Ordered("rank0"), &second);
+    engine.join();
+    ASSERT_TRUE(second.attached->WaitForNotificationWithTimeout(kLong));
+    ASSERT_TRUE(second.session.ok()) << second.session.status();
+    EXPECT_TRUE(first.ended->WaitForNotificationWithTimeout(kLong));
+    Map(&second);
+    EXPECT_EQ(Word(second, "engine_word"), 0u);
+    sequence = Admit(second, "key");
+    EXPECT_EQ(sequence.stored_rows, kPrompt);
+    first = std::move(second);
+  }
+  Detach(first);
+}
+
+// The limit is of one wait, and not of all that are queued.
+TEST_P(SessionOrderTest, AnEngineThatDoesNotComeLosesItsSession) {
+  constexpr absl::Duration kTimeout = absl::Milliseconds(400);
+  Start(GetParam() ? *bounced_ : *cpu_, kTimeout);
+  const Attached attached = Attach(Ordered());
+  const AdmittedSequence sequence = Open(attached, "key");
+  const absl::Time begin = absl::Now();
+  for (uint64_t number = 1; number <= 5; ++number) {
+    ASSERT_TRUE(Store(attached, sequence.id, kPrompt, 1, Both(number)).Get().ok());
+  }
+  for (uint64_t number = 1; number <= 4; ++number) {
+    absl::SleepFor(kTimeout / 2);
+    Finish(attached, number);
+    AwaitDone(attached, number);
+  }
+  EXPECT_GT(absl::Now() - begin, 3 * kTimeout / 2);
+  const absl::Time last = absl::Now();
+  EXPECT_TRUE(attached.ended->WaitForNotificationWithTimeout(kLong));
+  EXPECT_GE(absl::Now() - last, kTimeout / 2);
+  EXPECT_EQ(attached.reason->code(), absl::StatusCode::kDeadlineExceeded) << *attached.reason;
+  EXPECT_THAT(std::string(attached.reason->message()), HasSubstr("engine_word did not come to 5, or the work"));
+  EXPECT_THAT(std::string(attached.reason->message()), HasSubstr("within doorbell_timeout_ms 400"));
+  EXPECT_EQ(Done(attached), 4u);
+  // What was stored stays.
+  const Attached next = Attach(Ordered());
+  EXPECT_EQ(Admit(next, "key").stored_rows, kPrompt + 1);
+  Detach(next);
+}
+
+// No more is enqueued behind a wait than a GPU takes without a wait of the caller's.
+TEST_P(SessionOrderTest, AsManyPiecesOfWorkAsMayBeAreQueued) {
+  if (!GetParam()) return;  // the CPU takes what max_queued_operations allows
+  const Attached attached = Attach(Ordered());
+  const AdmittedSequence sequence = Open(attached);
+  absl::Status status;
+  uint64_t number = 0;
+  std::vector<Answer<StepResult>> answers;
+  while (status.ok() && number < 64) {
+    StepRequest step = Step(sequence, kPrompt + 1, Both(++number));
+    step.rows[0].commit = false;
+    (*attached.session)->Step(&step, answers.emplace_back().Receiver());
+    status = answers.back().Get().status();
+  }
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("pieces of work queued on the device, limit 768"));
+  Finish(attached, number);
+  AwaitDone(attached, number);
+  AwaitQueued(**attached.session, 0);
+  StepRequest step = Step(sequence, kPrompt + 1, Both(++number));
+  Answer<StepResult> more;
+  (*attached.session)->Step(&step, more.Receiver());
+  EXPECT_TRUE(more.Get().ok()) << more.Get().status();
+  Finish(attached, number);
+  AwaitDone(attached, number);
+  Detach(attached);
 }
 
 // What fails after its reply is told by the next call.

@@ -94,6 +94,7 @@ TEST_F(OrderedCallsTest, StepsAreAnsweredWithWhatIsKnown) {
   client::Session& session = rank.session();
   EXPECT_TRUE(session.info().ordered_calls().available());
   EXPECT_EQ(session.info().ordered_calls().reason(), "");
+  EXPECT_EQ(session.info().ordered_calls().wait_timeout_ms(), 10000u);
   const uint32_t steps = 6;
   const Sequence sequence = rank.Open(Prompt(kPrompt), kMaxRows);
   Sequence longer = sequence;

@@ -15,7 +15,7 @@ using kernels::cuda::ToStatus;
 }  // namespace
 
 v1::PoolSpec OrderEngine::Pool(const std::string& name) {
-  return system_test::LinearPool(name, kLayers, kRowBytes, 200);
+  return system_test::LinearPool(name, kLayers, kRowBytes, 2000);
 }
 
 absl::StatusOr<std::unique_ptr<OrderEngine>> OrderEngine::Attach(const client::Client& client, const std::string& pool,

@@ -136,8 +136,8 @@ class Session::Impl {
   absl::StatusOr<std::shared_ptr<const Lease>> Acquire(Lock& lock, absl::Time deadline, uint64_t generation,
                                                        AcrossGenerations across);
 
-  // Waits until no other call with an order has its reply to come, takes a number and, with `wait`, signals. Each success
-  // is followed by one EndInOrder.
+  // Waits until no other call with an order has its reply to come, takes a number and, with `wait`, signals. Each
+  // success is followed by one EndInOrder.
   absl::Status BeginInOrder(bool wait, CUstream_st* stream, absl::Time deadline, OrderedCall* call);
   void EndInOrder();
   // What was enqueued for the daemon's work, in this attachment, waits no more. The session's status says so already.
@@ -190,8 +190,8 @@ class Session::Impl {
   absl::Status status_;
   std::shared_ptr<const Lease> lease_;
   std::shared_ptr<AttachStream> stream_;
-  std::unordered_set<grpc::ClientContext*> calls_;        // under way
-  bool in_order_ = false;                                 // one of them has an order
+  std::unordered_set<grpc::ClientContext*> calls_;          // under way
+  bool in_order_ = false;                                   // one of them has an order
   std::vector<std::shared_ptr<SessionOrder>> last_orders_;  // of attachments before, that may not be idle yet
 
   std::thread thread_;

@@ -1,5 +1,5 @@
-// The order words of one attachment, on the engine's side: session_order.cc for arenas in host memory, and for those on a
-// GPU session_order_cuda.cc, or session_order_none.cc in a build without CUDA. Internal to the library.
+// The order words of one attachment, on the engine's side: session_order.cc for arenas in host memory, and for those on
+// a GPU session_order_cuda.cc, or session_order_none.cc in a build without CUDA. Internal to the library.
 //
 // Thread safety: any thread.
 //
@@ -39,7 +39,8 @@ class SessionOrder {
   // Lets the stream wait until the daemon word has come to the number. In host memory it is the caller that waits:
   // DEADLINE_EXCEEDED.
   virtual absl::Status Await(uint64_t number, CUstream_st* stream, absl::Time deadline) = 0;
-  // Ends the waits for the daemon, those that come later as well. Who calls it has told before that the session is over.
+  // Ends the waits for the daemon, those that come later as well. Who calls it has told before that the session is
+  // over.
   virtual void Release() = 0;
   // Nothing that was enqueued here is under way.
   virtual bool Idle() = 0;

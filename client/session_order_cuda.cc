@@ -33,8 +33,8 @@ bool IsDone(const EventHandle& event) {
 
 class CudaOrder final : public SessionOrder {
  public:
-  CudaOrder(std::shared_ptr<const Arena> arena, int ordinal, uint64_t* engine, uint64_t* daemon,
-            StreamHandle releasing, EventHandle signalled)
+  CudaOrder(std::shared_ptr<const Arena> arena, int ordinal, uint64_t* engine, uint64_t* daemon, StreamHandle releasing,
+            EventHandle signalled)
       : arena_(std::move(arena)),
         ordinal_(ordinal),
         engine_(engine),
@@ -129,8 +129,8 @@ class CudaOrder final : public SessionOrder {
   std::mutex mutex_;
   // Guarded by mutex_.
   uint64_t last_ = 0;
-  CUstream_st* last_stream_ = nullptr;           // that the engine word was set by,
-  EventHandle signalled_;                        //   and behind that
+  CUstream_st* last_stream_ = nullptr;          // that the engine word was set by,
+  EventHandle signalled_;                       //   and behind that
   std::map<CUstream_st*, EventHandle> awaits_;  // behind each stream's last wait
 };
 

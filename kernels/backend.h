@@ -174,8 +174,8 @@ class Stream {
   virtual absl::Status PlanCommits(const BatchArgs& args) = 0;
   virtual absl::Status EndBatch(const BatchArgs& args) = 0;
 
-  // See order_word.h. Not in programs: a number is of one call. A wait holds up this stream and no other; who destroys a
-  // stream that may wait releases the word first (Backend::ReleaseOrder).
+  // See order_word.h. Not in programs: a number is of one call. A wait holds up this stream and no other; who destroys
+  // a stream that may wait releases the word first (Backend::ReleaseOrder).
   virtual absl::Status AwaitOrder(const AwaitOrderArgs& args) = 0;
   virtual absl::Status SignalOrder(const SignalOrderArgs& args) = 0;
 

@@ -26,11 +26,11 @@ constexpr bool HasCome(uint64_t word, uint64_t number) { return static_cast<int6
 static_assert(HasCome(1, 1) && HasCome(2, 1) && !HasCome(0, 1) && !HasCome(0, kMaxOrder));
 static_assert(HasCome(kReleasedOrder, 1) && HasCome(kReleasedOrder, kMaxOrder) && !HasCome(UINT64_MAX, 1));
 
-// Waits until *word has come to `number`, and acquires what was written before it was set. Then *aborted becomes 1 where
-// *abort is not 0, and otherwise stays what it is. On the CPU *abort ends the wait, too.
+// Waits until *word has come to `number`, and acquires what was written before it was set. Then *aborted becomes 1
+// where *abort is not 0, and otherwise stays what it is. On the CPU *abort ends the wait, too.
 struct AwaitOrderArgs {
-  const uint64_t* word = nullptr;  // the other process's
-  uint64_t number = 0;             // 1 to kMaxOrder
+  const uint64_t* word = nullptr;   // the other process's
+  uint64_t number = 0;              // 1 to kMaxOrder
   const uint32_t* abort = nullptr;  // host memory
   uint32_t* aborted = nullptr;
 };

@@ -33,8 +33,7 @@ absl::Status StreamWords::CheckSupport(int device) const {
         "the driver has no stream memory operations (cuStreamWriteValue64, cuStreamWaitValue64)");
   }
   int can = 0;
-  const CUresult result =
-      driver_.device_get_attribute(&can, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, device);
+  const CUresult result = driver_.device_get_attribute(&can, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, device);
   if (result != CUDA_SUCCESS) {
     return absl::FailedPreconditionError(
         absl::StrCat("whether the GPU has stream memory operations on 64-bit words cannot be asked: ",

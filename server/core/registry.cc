@@ -593,7 +593,8 @@ void Registry::Undrain() { draining_.store(false); }
 
 RegistryUsage Registry::Usage() const {
   absl::MutexLock lock(&mutex_);
-  return {static_cast<int64_t>(sessions_.size()), hot_bytes_, pool_bytes_, waiting_sessions_.armed(), waiting_sessions_.ordered()};
+  return {static_cast<int64_t>(sessions_.size()), hot_bytes_, pool_bytes_, waiting_sessions_.armed(),
+          waiting_sessions_.ordered()};
 }
 
 void Registry::Tick() {

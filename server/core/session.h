@@ -13,7 +13,8 @@
 //     only from the completion of a fence behind all such work.
 //  2. A state row has at most one sequence, and is empty when it gets one.
 //  3. When `End` was called no operation begins; `drained` is called once, when the last one that had begun is done.
-//  4. A call with an order takes its number, and enqueues its work, under one hold of the mutex: signals come in the order
+//  4. A call with an order takes its number, and enqueues its work, under one hold of the mutex: signals come in the
+//  order
 //     of the numbers.
 //  5. A tensor is mapped as long as work of the session may use it: it is unmapped behind a fence that follows all such
 //     work, or by Destroy when the stream is gone.
@@ -338,8 +339,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // Memory of the request must live until `done`.
   //
   // With CallOrder::signal, `done` says what was enqueued. An error of that work is the call-level status of the next
-  // operation. FAILED_PRECONDITION: the session has no ordered calls. INVALID_ARGUMENT: a number that is out of range or
-  // not above the last one. Of a call that fails the daemon word comes to the number nevertheless.
+  // operation. FAILED_PRECONDITION: the session has no ordered calls. INVALID_ARGUMENT: a number that is out of range
+  // or not above the last one. Of a call that fails the daemon word comes to the number nevertheless.
   std::shared_ptr<AdmitCall> Admit(std::vector<AdmitItem> items, Done<std::vector<AdmittedSequence>> done);
   void Fork(std::vector<ForkItem> items, Done<std::vector<AdmittedSequence>> done);
   void Extend(std::vector<ExtendItem> items, Done<BatchResult> done);
@@ -381,8 +382,8 @@ class Session : public std::enable_shared_from_this<Session> {
   void End(absl::Status reason, bool engine_gone, absl::AnyInvocable<void() &&> drained);
   // After End, until it is drained: ends waits that the engine has made possible again. See OrderAbort.
   void AbortWaitsAgain();
-  // DEADLINE_EXCEEDED: a call has waited for the engine for doorbell_timeout, and none has ended meanwhile. Does not take
-  // the session's mutex.
+  // DEADLINE_EXCEEDED: a call has waited for the engine for doorbell_timeout, and none has ended meanwhile. Does not
+  // take the session's mutex.
   absl::Status CheckWaits(absl::Time now) const;
   // A call with an order that was refused before it became an operation.
   void RefuseOrder(const CallOrder& order);
@@ -439,8 +440,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // BeginOperation for one that moves `bytes` of rows in its message, of its `field`. RESOURCE_EXHAUSTED: more than
   // bounce memory can hold.
   absl::Status BeginBounced(absl::string_view field, int64_t bytes, const CallOrder& order);
-  // The rest of Store and Read, once the rows are where the device reaches them. The operation has begun, but of a Store
-  // without `memory`.
+  // The rest of Store and Read, once the rows are where the device reaches them. The operation has begun, but of a
+  // Store without `memory`.
   void StoreBegun(std::vector<StoreItem> items, CallOrder order, Bounce::Memory memory, Done<BatchResult> done);
   void ReadBegun(const ReadRequest& request, uint64_t bytes, char* target, Done<uint64_t> done);
 
@@ -484,7 +485,7 @@ class Session : public std::enable_shared_from_this<Session> {
   const Environment environment_;
   ArenaLayout arena_;
   const std::shared_ptr<OrderAbort> order_abort_;  // null: no ordered calls
-  Bounce* const bounce_;  // null: the device reaches messages
+  Bounce* const bounce_;                           // null: the device reaches messages
 
   mutable absl::Mutex mutex_;
   std::unique_ptr<SessionStorage> storage_ ABSL_GUARDED_BY(mutex_);
@@ -492,9 +493,9 @@ class Session : public std::enable_shared_from_this<Session> {
   std::vector<int32_t> free_state_rows_ ABSL_GUARDED_BY(mutex_);
   absl::Status ended_ ABSL_GUARDED_BY(mutex_);
   absl::AnyInvocable<void() &&> drained_ ABSL_GUARDED_BY(mutex_);
-  uint64_t last_order_ ABSL_GUARDED_BY(mutex_) = 0;  // number of the last call with an order
-  uint64_t owed_order_ ABSL_GUARDED_BY(mutex_) = 0;  // not 0: of a call that was refused
-  absl::Status late_error_ ABSL_GUARDED_BY(mutex_);  // of work whose reply had gone out
+  uint64_t last_order_ ABSL_GUARDED_BY(mutex_) = 0;                           // number of the last call with an order
+  uint64_t owed_order_ ABSL_GUARDED_BY(mutex_) = 0;                           // not 0: of a call that was refused
+  absl::Status late_error_ ABSL_GUARDED_BY(mutex_);                           // of work whose reply had gone out
   std::vector<std::weak_ptr<AdmitCall>> admissions_ ABSL_GUARDED_BY(mutex_);  // those that may be waiting
   PlaneState plane_ ABSL_GUARDED_BY(mutex_) = PlaneState::kNone;
   std::vector<absl::AnyInvocable<void() &&>> on_plane_end_ ABSL_GUARDED_BY(mutex_);

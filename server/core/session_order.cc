@@ -109,9 +109,9 @@ absl::Status Session::AwaitOrder(const CallOrder& order) {
 absl::Status Session::CheckWaits(absl::Time now) const {
   absl::MutexLock lock(&waits_mutex_);
   if (waits_.empty() || now - waits_since_ < limits_.doorbell_timeout) return absl::OkStatus();
-  return absl::DeadlineExceededError(
-      absl::StrCat("session: ", id_.value, ": engine_word did not come to ", waits_.front(), ", or the work behind it to ",
-                   "its end, within doorbell_timeout_ms ", absl::ToInt64Milliseconds(limits_.doorbell_timeout)));
+  return absl::DeadlineExceededError(absl::StrCat(
+      "session: ", id_.value, ": engine_word did not come to ", waits_.front(), ", or the work behind it to ",
+      "its end, within doorbell_timeout_ms ", absl::ToInt64Milliseconds(limits_.doorbell_timeout)));
 }
 
 bool Session::SignalOrder(const CallOrder& order, const absl::Status& enqueued) {
@@ -127,8 +127,8 @@ absl::Status Session::Outcome(const CallOrder& order, bool answered, absl::Statu
     waits_since_ = absl::Now();
   }
   if (work.ok() && waits_aborted_.load()) {
-    work = absl::UnavailableError(
-        absl::StrCat("session: ", id_.value, " has ended before its work was known to be done"));
+    work =
+        absl::UnavailableError(absl::StrCat("session: ", id_.value, " has ended before its work was known to be done"));
   }
   if (!work.ok() && answered) {
     absl::MutexLock lock(&mutex_);

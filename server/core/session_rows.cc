@@ -108,8 +108,7 @@ void Session::Store(std::vector<StoreItem> items, CallOrder order, Done<BatchRes
   }
 }
 
-void Session::StoreBegun(std::vector<StoreItem> items, CallOrder order, Bounce::Memory memory,
-                         Done<BatchResult> done) {
+void Session::StoreBegun(std::vector<StoreItem> items, CallOrder order, Bounce::Memory memory, Done<BatchResult> done) {
   struct Operation {
     Bounce::Memory memory;  // that the items' rows are in, where they are in any
     BatchResult result;
@@ -452,7 +451,8 @@ void Session::Gather(int64_t group, std::vector<int64_t> layers, CallOrder order
       Done<uint64_t> answer = std::move(done);
       early = SignalOrder(order, enqueued);
       if (early) done = std::exchange(answer, nullptr);
-      storage_->Notify([self = shared_from_this(), chosen, totals, enqueued, order, done = std::move(answer)](absl::Status work) mutable {
+      storage_->Notify([self = shared_from_this(), chosen, totals, enqueued, order,
+                        done = std::move(answer)](absl::Status work) mutable {
         if (work.ok()) work = enqueued;
         work = self->Outcome(order, done == nullptr, std::move(work));
         const uint64_t gathered = work.ok() ? self->CountDevice(*totals) : 0;

@@ -215,7 +215,8 @@ void Session::Step(const StepRequest* step, Done<StepResult> done) {
         early = op->result;
         done = std::exchange(answer, nullptr);
       }
-      storage_->Notify([self = shared_from_this(), op, follow_ups, enqueued, order, done = std::move(answer)](absl::Status finished) mutable {
+      storage_->Notify([self = shared_from_this(), op, follow_ups, enqueued, order,
+                        done = std::move(answer)](absl::Status finished) mutable {
         if (finished.ok()) finished = enqueued;
         finished = self->Outcome(order, done == nullptr, std::move(finished));
         if (!finished.ok()) {

@@ -73,8 +73,8 @@ absl::Status SessionStorage::LoadHot(int32_t state_row, int32_t first_position, 
   if (absl::Status status = Suspend({state_row}); !status.ok()) return status;
   const int64_t first_row = int64_t{state_row} * memory_.arena.region_rows + first_position;
   const std::vector<int32_t>* rows = Keep(Iota(first_row, count));
-  if (absl::Status status = TransferRows(copies_.bulk, pool_, hot(), work.pool_rows, *rows, all_layers_, all_layers_,
-                                         aborted());
+  if (absl::Status status =
+          TransferRows(copies_.bulk, pool_, hot(), work.pool_rows, *rows, all_layers_, all_layers_, aborted());
       !status.ok()) {
     return status;
   }

@@ -123,8 +123,7 @@ void StepCall::Run(core::Session& session, const v1::ResolveRequest& request, v1
   response->set_boot_epoch(service_.registry->epoch());
   absl::Status status = session.CheckStepShape(request.rows_size(), request.top_k(), 1);
   if (status.ok())
-    status = Begin(request.rows(), request.top_k(), request.source(), 1, true,
-                   FromProto(request.order()));
+    status = Begin(request.rows(), request.top_k(), request.source(), 1, true, FromProto(request.order()));
   if (!status.ok()) {
     session.RefuseOrder(FromProto(request.order()));
     std::move(done)(std::move(status));

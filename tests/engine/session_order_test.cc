@@ -1,5 +1,6 @@
-// Calls with an order, in sessions whose engine the test is: when its work ends is up to the test, so that what must wait
-// is seen to wait, and what must not is not. On a device that does not reach the memory of messages, and on the CPU.
+// Calls with an order, in sessions whose engine the test is: when its work ends is up to the test, so that what must
+// wait is seen to wait, and what must not is not. On a device that does not reach the memory of messages, and on the
+// CPU.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -476,7 +477,8 @@ TEST_P(SessionOrderTest, RefusesNumbersThatDoNotRise) {
   };
   refused({.number = 0, .wait = true, .signal = true},
           absl::StrCat("order.number: 0 given, limits 1 and ", kernels::kMaxOrder));
-  refused(Both(kernels::kMaxOrder + 1), absl::StrCat("order.number: ", kernels::kMaxOrder + 1, " given, limits 1 and "));
+  refused(Both(kernels::kMaxOrder + 1),
+          absl::StrCat("order.number: ", kernels::kMaxOrder + 1, " given, limits 1 and "));
   refused(Both(UINT64_MAX), absl::StrCat("order.number: ", UINT64_MAX, " given, limits 1 and "));
   refused({.number = 7, .wait = false, .signal = false}, "order: neither wait nor signal given");
   EXPECT_EQ(Done(attached), 0u);

@@ -1,6 +1,6 @@
-// Ordered calls between this process, which is the engine, and a daemon on the GPU, with MPS and without: calls that are
-// made while the engine's kernels still run, and answered before they have ended, find what those write last; and the
-// engine's stream finds what the daemon did, without a wait on the host in between.
+// Ordered calls between this process, which is the engine, and a daemon on the GPU, with MPS and without: calls that
+// are made while the engine's kernels still run, and answered before they have ended, find what those write last; and
+// the engine's stream finds what the daemon did, without a wait on the host in between.
 #include <signal.h>
 #include <stdlib.h>
 
@@ -213,7 +213,8 @@ TEST_F(OrderGpuTest, AllCallsAreOrderedAndSoIsAStreamOfSteps) {
   EXPECT_TRUE((*steps)->Finish().ok());
 }
 
-// The session's waits are aborted: it is drained while the kernel still runs, and what that kernel writes is not stored.
+// The session's waits are aborted: it is drained while the kernel still runs, and what that kernel writes is not
+// stored.
 TEST_F(OrderGpuTest, ASessionEndsWhileTheEnginesKernelRuns) {
   for (int round = 0; round < 6; ++round) {
     SCOPED_TRACE(round);
@@ -228,8 +229,8 @@ TEST_F(OrderGpuTest, ASessionEndsWhileTheEnginesKernelRuns) {
       EXPECT_TRUE(client().EvictSession(evict).ok());
       EXPECT_TRUE(Eventually(absl::Seconds(10), [&] { return client().GetStatus()->hot_bytes() == 0; }));
     } else {
-      // Superseded: the next one has its name when it is drained. Without the arena, whose mapping in this process would
-      // wait for the kernel.
+      // Superseded: the next one has its name when it is drained. Without the arena, whose mapping in this process
+      // would wait for the kernel.
       client::SessionOptions unmapped = WithoutReattach();
       unmapped.arena_mapping = client::ArenaMapping::kNever;
       const auto next = client().Attach(AttachTo(OrderEngine::Pool("p"), "engine"), unmapped);
@@ -349,7 +350,8 @@ TEST_F(OrderGpuTest, OthersDoNotWaitForOneThatWaits) {
 }
 
 TEST_F(OrderGpuTest, TheExampleRuns) {
-  const Finished example = RunToEnd({ProgramPath("example_ordered_calls"), daemon().address(), "200"}, daemon().folder());
+  const Finished example =
+      RunToEnd({ProgramPath("example_ordered_calls"), daemon().address(), "200"}, daemon().folder());
   EXPECT_EQ(example.status, 0) << example.output;
   EXPECT_THAT(example.output, HasSubstr("200 steps, each entry has its hot row"));
 }

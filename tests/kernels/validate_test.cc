@@ -345,17 +345,16 @@ TEST(ValidateTest, AwaitQuiet) {
 
 TEST(ValidateTest, AwaitOrder) {
   using A = AwaitOrderArgs;
-  ExpectRefused<A>(
-      {.word = Some<uint64_t>(), .number = 1, .abort = Some<uint32_t>(), .aborted = Some<uint32_t>()},
-      {
-          {[](A& a) { a.word = nullptr; }, "await_order.word: is null"},
-          {[](A& a) { a.word = Odd<uint64_t>(); }, "is not a multiple of 8"},
-          {[](A& a) { a.number = 0; }, "await_order.number: 0 is outside [1, 4611686018427387904]"},
-          {[](A& a) { a.number = kMaxOrder + 1; }, "await_order.number: "},
-          {[](A& a) { a.number = UINT64_MAX; }, "await_order.number: "},
-          {[](A& a) { a.abort = nullptr; }, "await_order.abort: is null"},
-          {[](A& a) { a.aborted = nullptr; }, "await_order.aborted: is null"},
-      });
+  ExpectRefused<A>({.word = Some<uint64_t>(), .number = 1, .abort = Some<uint32_t>(), .aborted = Some<uint32_t>()},
+                   {
+                       {[](A& a) { a.word = nullptr; }, "await_order.word: is null"},
+                       {[](A& a) { a.word = Odd<uint64_t>(); }, "is not a multiple of 8"},
+                       {[](A& a) { a.number = 0; }, "await_order.number: 0 is outside [1, 4611686018427387904]"},
+                       {[](A& a) { a.number = kMaxOrder + 1; }, "await_order.number: "},
+                       {[](A& a) { a.number = UINT64_MAX; }, "await_order.number: "},
+                       {[](A& a) { a.abort = nullptr; }, "await_order.abort: is null"},
+                       {[](A& a) { a.aborted = nullptr; }, "await_order.aborted: is null"},
+                   });
 }
 
 TEST(ValidateTest, SignalOrder) {

@@ -341,9 +341,8 @@ TEST_F(OrderedCallsTest, AnEngineThatIsKilledIsGoneAndOthersGoOn) {
     store();
     const absl::Time begin = absl::Now();
     engine.Kill();
-    EXPECT_TRUE(Eventually(absl::Seconds(2), [&] {
-      return SessionCount() == 1 && client().GetStatus()->hot_bytes() == hot_bytes;
-    }));
+    EXPECT_TRUE(Eventually(absl::Seconds(2),
+                           [&] { return SessionCount() == 1 && client().GetStatus()->hot_bytes() == hot_bytes; }));
     EXPECT_LT(absl::Now() - begin, absl::Seconds(2));
     store();
     uint32_t stored_rows = 0;

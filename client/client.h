@@ -26,6 +26,9 @@
 #include "stoker/v1/pools.pb.h"
 #include "stoker/v1/sessions.pb.h"
 
+// The runtime's cudaStream_t is a pointer to it: no header of CUDA's is needed here.
+struct CUstream_st;
+
 namespace stoker::client {
 
 class Connection;
@@ -62,6 +65,9 @@ struct CallOptions {
   // FAILED_PRECONDITION when the session has another one by now. Zero: the generation at the time of the call. Sequence
   // ids are unique in one boot of the daemon only, so name it where ids are kept across a re-attach.
   uint64_t generation = 0;
+  // Sessions with ordered_calls (SessionOptions) on a GPU, for requests with an order: the engine's stream, of the
+  // session's GPU. Not null: cudaStreamLegacy is a stream's name, too.
+  CUstream_st* stream = nullptr;
 };
 
 class Client {

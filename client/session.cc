@@ -30,7 +30,9 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(std::shared_ptr<Connectio
         absl::StrCat("plane: the direct plane needs the daemon's memory, and the daemon at ", connection->address(),
                      " is not reached through a Unix socket"));
   }
-  auto impl = std::make_unique<Impl>(std::move(connection), request, std::move(options));
+  v1::AttachRequest attach = request;
+  if (options.ordered_calls) attach.set_ordered_calls(true);
+  auto impl = std::make_unique<Impl>(std::move(connection), attach, std::move(options));
   if (absl::Status status = impl->Open(); !status.ok()) return status;
   return std::unique_ptr<Session>(new Session(std::move(impl)));
 }
@@ -60,30 +62,30 @@ absl::Status Session::GetBlockTables(const v1::GetBlockTablesRequest& request, v
 }
 
 absl::Status Session::Store(const v1::StoreRequest& request, v1::StoreResponse* response, const CallOptions& options) {
-  return impl_->Call(impl_->connection().residency(), &v1::Residency::Stub::Store, request, response, options);
+  return impl_->CallInOrder(impl_->connection().residency(), &v1::Residency::Stub::Store, request, response, options);
 }
 
 absl::Status Session::Load(const v1::LoadRequest& request, v1::LoadResponse* response, const CallOptions& options) {
-  return impl_->Call(impl_->connection().residency(), &v1::Residency::Stub::Load, request, response, options);
+  return impl_->CallInOrder(impl_->connection().residency(), &v1::Residency::Stub::Load, request, response, options);
 }
 
 absl::Status Session::Step(const v1::StepRequest& request, v1::StepResponse* response, const CallOptions& options) {
-  return impl_->Call(impl_->connection().residency(), &v1::Residency::Stub::Step, request, response, options);
+  return impl_->CallInOrder(impl_->connection().residency(), &v1::Residency::Stub::Step, request, response, options);
 }
 
 absl::Status Session::Resolve(const v1::ResolveRequest& request, v1::ResolveResponse* response,
                               const CallOptions& options) {
-  return impl_->Call(impl_->connection().residency(), &v1::Residency::Stub::Resolve, request, response, options);
+  return impl_->CallInOrder(impl_->connection().residency(), &v1::Residency::Stub::Resolve, request, response, options);
 }
 
 absl::Status Session::Gather(const v1::GatherRequest& request, v1::GatherResponse* response,
                              const CallOptions& options) {
-  return impl_->Call(impl_->connection().residency(), &v1::Residency::Stub::Gather, request, response, options);
+  return impl_->CallInOrder(impl_->connection().residency(), &v1::Residency::Stub::Gather, request, response, options);
 }
 
 absl::Status Session::Commit(const v1::CommitRequest& request, v1::CommitResponse* response,
                              const CallOptions& options) {
-  return impl_->Call(impl_->connection().residency(), &v1::Residency::Stub::Commit, request, response, options);
+  return impl_->CallInOrder(impl_->connection().residency(), &v1::Residency::Stub::Commit, request, response, options);
 }
 
 absl::Status Session::Invalidate(const v1::InvalidateRequest& request, v1::InvalidateResponse* response,
@@ -168,6 +170,10 @@ absl::StatusOr<uint64_t> Session::AwaitAttached(absl::Duration timeout) {
   return (*lease)->generation;
 }
 
+absl::StatusOr<Session::OrderedCall> Session::SignalEngine(CUstream_st* stream) { return impl_->SignalEngine(stream); }
+absl::Status Session::AwaitDaemon(const OrderedCall& call, const CallOptions& options) {
+  return impl_->AwaitDaemon(call, options.stream, impl_->connection().Deadline(options.timeout));
+}
 uint64_t Session::arm_calls() const { return impl_->arm_calls(); }
 Session::DirectLease Session::direct_lease() const {
   const std::shared_ptr<const Lease> lease = impl_->lease();

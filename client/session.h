@@ -71,6 +71,11 @@ struct SessionOptions {
   // somebody else to create it.
   bool recreate_pool = false;
   ArenaMapping arena_mapping = ArenaMapping::kWherePossible;
+  // Calls may have an order (CallOrder of residency.proto) with the engine's stream (CallOptions::stream), so that they
+  // need not wait on the host for it, nor for the daemon's work. The arena must be mapped, on a GPU by kDevice. Attach
+  // fails with FAILED_PRECONDITION where the daemon or the GPU does not have it, with RESOURCE_EXHAUSTED where as many
+  // sessions as may be have it.
+  bool ordered_calls = false;
 
   std::function<void(const v1::Draining&)> on_draining;
   std::function<void(const v1::PoolPressure&)> on_pool_pressure;
@@ -125,6 +130,27 @@ class Session {
   // The memory may be freed when the reply is there.
   absl::Status UnregisterTensor(const v1::UnregisterTensorRequest& request, v1::UnregisterTensorResponse* response,
                                 const CallOptions& options = {});
+
+  // Of a session with ordered_calls, where a request has an order without a number, Store, Load, Step, Resolve, Gather
+  // and Commit do all that belongs to it, one such call at a time: they take the next number; with `wait` the engine
+  // word is set to it behind what options.stream has been given so far; with `signal` that stream waits for the daemon
+  // word when the reply is there, and what the engine enqueues on it then finds the work done. INVALID_ARGUMENT: no
+  // stream. On the CPU there is none: the caller is what a stream is elsewhere, and waits until the work is done.
+  //
+  // RunSteps and the asynchronous calls do not: SignalEngine before, its number in the request's order, and AwaitDaemon
+  // when the reply is there. The requests must go out in the order of their numbers.
+  //
+  // The stream's wait ends when the daemon dies or the session ends, without the work having been done, and after
+  // status() and generation() say so: ask them, when the stream has come to its end, before what was computed from the
+  // rows is used. UNAVAILABLE: the session was attached anew meanwhile. FAILED_PRECONDITION: the session has no ordered
+  // calls.
+  struct OrderedCall {
+    uint64_t generation = 0;  // for CallOptions
+    uint64_t number = 0;
+  };
+  absl::StatusOr<OrderedCall> SignalEngine(CUstream_st* stream);
+  // options: stream and timeout.
+  absl::Status AwaitDaemon(const OrderedCall& call, const CallOptions& options);
 
   // As Step and Store, without waiting. `request` and `response` must live until `done` has run; `done` runs exactly
   // once, on a gRPC thread or, where the call cannot start, inside StepAsync. It must not block, nor destroy the

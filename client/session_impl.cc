@@ -1,6 +1,7 @@
 #include "client/session_impl.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 
 #include "absl/random/random.h"
@@ -136,6 +137,63 @@ void Session::Impl::Finish(grpc::ClientContext* context) {
   if (closing_) changed_.notify_all();
 }
 
+absl::Status Session::Impl::BeginInOrder(bool wait, CUstream_st* stream, absl::Time deadline, OrderedCall* call) {
+  std::shared_ptr<SessionOrder> order;
+  {
+    Lock lock(mutex_);
+    if (!WaitUntil(changed_, lock, deadline, [this] { return closing_ || !in_order_; })) {
+      return absl::DeadlineExceededError("order: another call with an order had no reply in time");
+    }
+    const absl::StatusOr<std::shared_ptr<const Lease>> lease =
+        Acquire(lock, deadline, call->generation, AcrossGenerations::kFail);
+    if (!lease.ok()) return lease.status();
+    call->generation = (*lease)->generation;
+    order = (*lease)->order;
+    in_order_ = true;
+  }
+  absl::StatusOr<uint64_t> number = wait ? order->Signal(stream) : order->Next();
+  if (!number.ok()) {
+    EndInOrder();
+    return number.status();
+  }
+  call->number = *number;
+  return absl::OkStatus();
+}
+
+void Session::Impl::EndInOrder() {
+  const std::lock_guard lock(mutex_);
+  in_order_ = false;
+  changed_.notify_all();
+}
+
+absl::StatusOr<Session::OrderedCall> Session::Impl::SignalEngine(CUstream_st* stream) {
+  const std::shared_ptr<const Lease> lease = this->lease();
+  if (lease->order == nullptr) return absl::FailedPreconditionError("ordered_calls: the session was attached without");
+  const absl::StatusOr<uint64_t> number = lease->order->Signal(stream);
+  if (!number.ok()) return number.status();
+  return OrderedCall{.generation = lease->generation, .number = *number};
+}
+
+absl::Status Session::Impl::AwaitDaemon(const OrderedCall& call, CUstream_st* stream, absl::Time deadline) {
+  const std::shared_ptr<const Lease> lease = this->lease();
+  if (lease->order == nullptr) return absl::FailedPreconditionError("ordered_calls: the session was attached without");
+  absl::Status status;
+  if (call.generation == 0 || lease->generation == call.generation) {
+    status = lease->order->Await(call.number, stream, deadline);
+  }
+  // A word that was released says nothing about the work, nor does one of an attachment that came later.
+  const std::lock_guard lock(mutex_);
+  if (!status_.ok()) return status_;
+  if (call.generation != 0 && lease_->generation != call.generation) {
+    return absl::UnavailableError("order.signal: the session was attached anew before the work was done");
+  }
+  return status;
+}
+
+void Session::Impl::ReleaseOrder() {
+  if (const std::shared_ptr<SessionOrder> order = lease()->order; order != nullptr) order->Release();
+}
+
 absl::Status Session::Impl::WrongGeneration(uint64_t generation) const {
   return absl::FailedPreconditionError(absl::StrCat("generation ", generation, " of the session is over, it is ",
                                                     lease_->generation,
@@ -155,11 +213,22 @@ absl::Status Session::Impl::TryAttach(absl::Time deadline, bool wait_for_ready) 
     status =
         direct() ? MapDirect(next->attached, deadline, next.get()) : MapArena(next->attached, deadline, next.get());
   }
+  if (status.ok() && options_.ordered_calls) {
+    absl::StatusOr<std::shared_ptr<SessionOrder>> order = SessionOrder::Make(next->arena);
+    status = order.status();
+    if (order.ok()) next->order = *std::move(order);
+  }
   if (!status.ok()) {
     stream->CancelAndWait();
     return status;
   }
+  std::vector<std::shared_ptr<SessionOrder>> idle;  // they go without the mutex
   const std::lock_guard lock(mutex_);
+  if (lease_ != nullptr && lease_->order != nullptr) last_orders_.push_back(lease_->order);
+  const auto busy = std::partition(last_orders_.begin(), last_orders_.end(),
+                                   [](const std::shared_ptr<SessionOrder>& order) { return !order->Idle(); });
+  std::move(busy, last_orders_.end(), std::back_inserter(idle));
+  last_orders_.erase(busy, last_orders_.end());
   next->generation = lease_ == nullptr ? 1 : lease_->generation + 1;
   lease_ = std::move(next);
   state_ = State::kAttached;
@@ -248,6 +317,7 @@ void Session::Impl::Run() {
       status_ = absl::UnavailableError(absl::StrCat("the session is detached: ", why.message()));
       changed_.notify_all();
     }
+    ReleaseOrder();
     if (options_.on_detached) options_.on_detached(why);
     if (!Reattach(why)) return;
     if (options_.on_reattach) options_.on_reattach(lease()->generation);
@@ -327,6 +397,7 @@ void Session::Impl::End(const absl::Status& why) {
     status_ = status;
     changed_.notify_all();
   }
+  ReleaseOrder();
   if (options_.on_ended) options_.on_ended(status);
 }
 

@@ -2,6 +2,7 @@
 // the library.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <functional>
@@ -10,6 +11,7 @@
 #include <thread>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
@@ -20,6 +22,7 @@
 #include "client/connection.h"
 #include "client/pool_mapping.h"
 #include "client/session.h"
+#include "client/session_order.h"
 #include "client/status.h"
 #include "grpcpp/client_context.h"
 
@@ -31,6 +34,7 @@ struct Lease {
   v1::Attached attached;
   std::shared_ptr<const Arena> arena;
   std::shared_ptr<const PoolMapping> pool;  // null but on the direct plane
+  std::shared_ptr<SessionOrder> order;      // null but with ordered calls
   std::shared_ptr<std::atomic<bool>> taken = std::make_shared<std::atomic<bool>>(false);
 };
 
@@ -65,6 +69,34 @@ class Session::Impl {
     if (absl::IsUnavailable(status)) AwaitLoss(*lease, deadline);
     return status;
   }
+
+  // A call whose request may have an order.
+  template <typename Stub, typename Request, typename Response>
+  absl::Status CallInOrder(Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                           const Request& request, Response* response, const CallOptions& options) {
+    // Without words of the library's, or with a number of the caller's, all but the wait is the caller's own business.
+    if (!options_.ordered_calls || !request.has_order()) return Call(stub, method, request, response, options);
+    CallOptions rest = options;
+    const absl::Time deadline = connection_->Deadline(options.timeout);
+    OrderedCall call = {.generation = options.generation, .number = request.order().number()};
+    absl::Status status;
+    if (call.number != 0) {
+      status = Call(stub, method, request, response, rest);
+    } else {
+      status = BeginInOrder(request.order().wait(), options.stream, deadline, &call);
+      if (!status.ok()) return status;
+      Request numbered = request;
+      numbered.mutable_order()->set_number(call.number);
+      rest.generation = call.generation;
+      rest.timeout = std::max(deadline - absl::Now(), absl::Milliseconds(1));
+      status = Call(stub, method, numbered, response, rest);
+      EndInOrder();
+    }
+    return status.ok() && request.order().signal() ? AwaitDaemon(call, options.stream, deadline) : status;
+  }
+
+  absl::StatusOr<OrderedCall> SignalEngine(CUstream_st* stream);
+  absl::Status AwaitDaemon(const OrderedCall& call, CUstream_st* stream, absl::Time deadline);
 
   // start(context, done): begins the call.
   void CallAsync(absl::AnyInvocable<void(absl::Status)> done, const CallOptions& options,
@@ -103,6 +135,13 @@ class Session::Impl {
 
   absl::StatusOr<std::shared_ptr<const Lease>> Acquire(Lock& lock, absl::Time deadline, uint64_t generation,
                                                        AcrossGenerations across);
+
+  // Waits until no other call with an order has its reply to come, takes a number and, with `wait`, signals. Each
+  // success is followed by one EndInOrder.
+  absl::Status BeginInOrder(bool wait, CUstream_st* stream, absl::Time deadline, OrderedCall* call);
+  void EndInOrder();
+  // What was enqueued for the daemon's work, in this attachment, waits no more. The session's status says so already.
+  void ReleaseOrder();
 
   // Gives the call a token, and the destructor the means to cancel it.
   absl::StatusOr<std::shared_ptr<const Lease>> Begin(grpc::ClientContext* context, absl::Time deadline,
@@ -151,7 +190,9 @@ class Session::Impl {
   absl::Status status_;
   std::shared_ptr<const Lease> lease_;
   std::shared_ptr<AttachStream> stream_;
-  std::unordered_set<grpc::ClientContext*> calls_;  // under way
+  std::unordered_set<grpc::ClientContext*> calls_;          // under way
+  bool in_order_ = false;                                   // one of them has an order
+  std::vector<std::shared_ptr<SessionOrder>> last_orders_;  // of attachments before, that may not be idle yet
 
   std::thread thread_;
 };

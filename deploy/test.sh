@@ -42,7 +42,7 @@ sanitize() {
     pool_words_test pool_write_test prefix_index_test kernels_checks_test kernels_plane_test kernels_resolve_test
     kernels_rows_test kernels_streams_test
     descriptor_socket_test listen_socket_test log_test metrics_test pool_meter_test config_test device_choice_test
-    bounce_memory_test copy_policy_test engine_arena_sharing_test session_tensors_test session_threads_test tensor_registry_test tensor_test "$@")
+    bounce_memory_test copy_policy_test engine_arena_sharing_test session_order_test session_tensors_test session_threads_test tensor_registry_test tensor_test "$@")
   cmake --preset "$preset"
   cmake --build --preset "$preset" --parallel "$jobs" --target stokerd bounced_daemon "${tests[@]}"
   local pattern

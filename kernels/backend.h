@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/gather.h"
 #include "kernels/invalidate.h"
+#include "kernels/order_word.h"
 #include "kernels/plane.h"
 #include "kernels/resolve.h"
 #include "kernels/resolve_gather.h"
@@ -173,6 +174,15 @@ class Stream {
   virtual absl::Status PlanCommits(const BatchArgs& args) = 0;
   virtual absl::Status EndBatch(const BatchArgs& args) = 0;
 
+  // See order_word.h. Not in programs: a number is of one call. A wait holds up this stream and no other; who destroys
+  // a stream that may wait releases the word first (Backend::ReleaseOrder).
+  virtual absl::Status AwaitOrder(const AwaitOrderArgs& args) = 0;
+  virtual absl::Status SignalOrder(const SignalOrderArgs& args) = 0;
+
+  // How many operations were enqueued behind the last Notify that has called back. With some 1,000 of them a device may
+  // let the caller of the next one wait.
+  virtual int64_t backlog() const { return 0; }
+
   // Records what `body` enqueues on this stream, without running it. `body` may use the operations, Timestamp, and Copy
   // within device memory and memory of AllocateHost; it is called once or each time, and all that it refers to must
   // outlive the program. An error of `body` comes out of MakeProgram or, where it is called each time, of Enqueue, with
@@ -208,11 +218,19 @@ class Backend {
   virtual bool shares_contexts() const { return false; }
   // Why a stream must not wait for doorbells here; empty where it may.
   virtual std::string_view no_doorbells() const { return {}; }
-  // FAILED_PRECONDITION: with so many streams that wait for doorbells others would not go on.
+  // FAILED_PRECONDITION: with so many streams that wait, for doorbells or order words, others would not go on.
   virtual absl::Status CheckWaitingStreams(int64_t streams) const {
     static_cast<void>(streams);
     return absl::OkStatus();
   }
+  // Why a stream must not wait for order words here; empty where it may.
+  virtual std::string_view no_order_words() const { return "it has no order words"; }
+  // Sets a word of device memory to kReleasedOrder, soon, whatever streams of this backend wait for. Any thread.
+  virtual absl::Status ReleaseOrder(uint64_t* /*word*/) {
+    return absl::UnimplementedError("word: this device has no order words");
+  }
+  // Waits until the words of earlier calls of it are set, so that their memory may go.
+  virtual absl::Status AwaitReleases() { return absl::OkStatus(); }
   // Why AllocateShared cannot give memory that is shared so; empty where it can.
   virtual std::string_view NoSharing(Sharing sharing) const {
     return sharing == Sharing::kIpcHandle ? "memory there has no handle of CUDA's, but a descriptor" : "";

@@ -5,6 +5,8 @@
 // with a negative row is skipped. The two stores must have equal part sizes; their strides and layouts may differ, so a
 // dense buffer of a message or of the staging area (DenseLayout) is a store like any other.
 //
+// Where *skip is not 0 nothing is moved.
+//
 // No row of `dst` may occur twice, or be a row of `src` that another pair reads.
 #pragma once
 
@@ -28,6 +30,7 @@ struct TransferArgs {
   const int32_t* dst_rows = nullptr;  // device memory [count]
   int64_t count = 0;
   uint64_t* transferred_bytes = nullptr;  // optional [1]: added to, atomically
+  const uint32_t* skip = nullptr;         // optional [1], device memory; the same from the begin to the end
   CopyLimits limits = {};
 };
 

@@ -10,6 +10,7 @@
 #include "kernels/field_check.h"
 #include "kernels/gather.h"
 #include "kernels/invalidate.h"
+#include "kernels/order_word.h"
 #include "kernels/plane.h"
 #include "kernels/resolve.h"
 #include "kernels/transfer.h"
@@ -259,7 +260,8 @@ absl::Status Validate(const TransferArgs& args) {
   CheckLayers(check, "dst_layers", args.dst_layers, args.layer_count, args.dst.layers);
   check.Required("src_rows", args.src_rows)
       .Required("dst_rows", args.dst_rows)
-      .Aligned("transferred_bytes", args.transferred_bytes);
+      .Aligned("transferred_bytes", args.transferred_bytes)
+      .Aligned("skip", args.skip);
   return check.status();
 }
 
@@ -305,6 +307,23 @@ absl::Status Validate(const RingDoorbellArgs& args) {
 absl::Status Validate(const AwaitQuietArgs& args) {
   FieldCheck check("await_quiet");
   check.Required("state", args.state).Aligned("abort", args.abort);
+  return check.status();
+}
+
+absl::Status Validate(const AwaitOrderArgs& args) {
+  FieldCheck check("await_order");
+  check.Required("word", args.word)
+      .InRange("number", static_cast<int64_t>(args.number), 1, static_cast<int64_t>(kMaxOrder))
+      .Required("abort", args.abort)
+      .Required("aborted", args.aborted);
+  return check.status();
+}
+
+absl::Status Validate(const SignalOrderArgs& args) {
+  FieldCheck check("signal_order");
+  check.Required("word", args.word)
+      .InRange("number", static_cast<int64_t>(args.number), 1, static_cast<int64_t>(kMaxOrder))
+      .Aligned("aborted", args.aborted);
   return check.status();
 }
 

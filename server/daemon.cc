@@ -463,6 +463,7 @@ MetricsSnapshot Daemon::Snapshot() const {
   const core::RegistryUsage usage = registry_->Usage();
   snapshot.hot_bytes = static_cast<uint64_t>(usage.hot_bytes);
   snapshot.armed_sessions = static_cast<uint64_t>(usage.armed_sessions);
+  snapshot.ordered_sessions = static_cast<uint64_t>(usage.ordered_sessions);
   snapshot.max_armed_sessions = static_cast<uint64_t>(config_.max_armed_sessions());
   snapshot.max_hot_bytes = static_cast<uint64_t>(config_.max_hot_bytes());
   snapshot.max_pool_bytes = static_cast<uint64_t>(config_.max_pool_bytes());

@@ -71,6 +71,7 @@ enum Name : size_t {
   kSessions,
   kMaxSessions,
   kArmedSessions,
+  kOrderedSessions,
   kMaxArmedSessions,
   kHotBytes,
   kMaxHotBytes,
@@ -138,8 +139,10 @@ constexpr Description kDescriptions[] = {
     {kSessions, "stoker_sessions", kGauge, "", "Attached sessions."},
     {kMaxSessions, "stoker_max_sessions", kGauge, "", "Limit of attached sessions (max_sessions)."},
     {kArmedSessions, "stoker_armed_sessions", kGauge, "", "Sessions on the server plane."},
+    {kOrderedSessions, "stoker_ordered_sessions", kGauge, "",
+     "Sessions whose calls may have an order (ordered_calls)."},
     {kMaxArmedSessions, "stoker_max_armed_sessions", kGauge, "",
-     "Limit of sessions on the server plane (max_armed_sessions)."},
+     "Limit of sessions on the server plane and of sessions with ordered calls, together (max_armed_sessions)."},
     {kHotBytes, "stoker_hot_bytes", kGauge, "", "Memory of all session arenas: hot buffers, mailboxes, staging areas."},
     {kMaxHotBytes, "stoker_max_hot_bytes", kGauge, "", "Limit of the memory of all session arenas (max_hot_bytes)."},
     {kClientMappedBytes, "stoker_client_mapped_bytes", kGauge, "`session`",
@@ -365,6 +368,7 @@ class Metrics::Families final : public prometheus::Collectable {
     Add(kMaxPoolBytes, {}, snapshot.max_pool_bytes, &families);
     Add(kMaxSessions, {}, snapshot.max_sessions, &families);
     Add(kArmedSessions, {}, snapshot.armed_sessions, &families);
+    Add(kOrderedSessions, {}, snapshot.ordered_sessions, &families);
     Add(kMaxArmedSessions, {}, snapshot.max_armed_sessions, &families);
     Add(kHotBytes, {}, snapshot.hot_bytes, &families);
     Add(kMaxHotBytes, {}, snapshot.max_hot_bytes, &families);

@@ -70,6 +70,7 @@ struct MetricsSnapshot {
   bool draining = false;
   uint64_t max_sessions = 0;
   uint64_t armed_sessions = 0;
+  uint64_t ordered_sessions = 0;
   uint64_t max_armed_sessions = 0;
   uint64_t hot_bytes = 0;
   uint64_t max_hot_bytes = 0;

@@ -119,6 +119,8 @@ class CpuStream : public Stream {
   absl::Status BeginBatch(const BatchArgs& args) override { return Enqueue<cpu::BeginBatch>(args); }
   absl::Status PlanCommits(const BatchArgs& args) override { return Enqueue<cpu::PlanCommits>(args); }
   absl::Status EndBatch(const BatchArgs& args) override { return Enqueue<cpu::EndBatch>(args); }
+  absl::Status AwaitOrder(const AwaitOrderArgs& args) override { return EnqueueWait<OrderWait>(args); }
+  absl::Status SignalOrder(const SignalOrderArgs& args) override { return Enqueue<cpu::SignalOrder>(args); }
 
  private:
   template <typename T>
@@ -179,6 +181,11 @@ class CpuBackend : public Backend {
   explicit CpuBackend(int threads) : pool_(std::clamp(threads, 1, 256)) {}
 
   std::string_view device() const override { return "cpu"; }
+  std::string_view no_order_words() const override { return {}; }
+  absl::Status ReleaseOrder(uint64_t* word) override {
+    cpu::ReleaseOrder(word);
+    return absl::OkStatus();
+  }
   absl::StatusOr<std::unique_ptr<Buffer>> AllocatePool(size_t bytes, const PoolOptions& options) override {
     absl::StatusOr<std::unique_ptr<Buffer>> memory = bank_.Allocate("stoker-pool", bytes, MemoryBank::Sharing::kShared);
     if (!memory.ok() || !options.populate) return memory;

@@ -1,5 +1,6 @@
 #include "kernels/cpu/doorbell.h"
 
+#include <atomic>
 #include <iterator>
 #include <utility>
 
@@ -73,6 +74,24 @@ bool QuietWait::Over() {
   if (args_.abort != nullptr && LoadAcquire(args_.abort) != 0) return true;
   return end_ != Clock::time_point::max() && Clock::now() >= end_;
 }
+
+bool OrderWait::Over() {
+  const bool came = HasCome(LoadAcquire(args_.word), args_.number);
+  // Behind the word: who has released it has set this before.
+  const bool aborted = LoadAcquire(args_.abort) != 0;
+  if (aborted) Store(args_.aborted, uint32_t{1});
+  return came || aborted;
+}
+
+void SignalOrder(const SignalOrderArgs& args) {
+  if (args.aborted != nullptr && Load(args.aborted) != 0) return;
+  const std::atomic_ref<uint64_t> word(*args.word);
+  uint64_t now = word.load(std::memory_order_relaxed);
+  while (now < args.number && !word.compare_exchange_weak(now, args.number, std::memory_order_release)) {
+  }
+}
+
+void ReleaseOrder(uint64_t* word) { StoreRelease(word, kReleasedOrder); }
 
 void RingDoorbell(const RingDoorbellArgs& args) {
   if (!Ended(*args.state)) StoreRelease(args.done, Load(&args.state->step));

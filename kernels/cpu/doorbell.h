@@ -1,4 +1,4 @@
-// Waits of streams for words that others write: doorbells, and the end of a step.
+// Waits of streams for words that others write: doorbells, order words, and the end of a step.
 //
 // A strand that waits holds no thread of its pool. It is parked with an event, and the poller's one thread, which all
 // streams of a backend share, looks at the words and fires the event.
@@ -16,6 +16,7 @@
 
 #include "absl/functional/any_invocable.h"
 #include "kernels/cpu/strand.h"
+#include "kernels/order_word.h"
 #include "kernels/plane.h"
 
 namespace stoker::kernels::cpu {
@@ -49,8 +50,22 @@ class QuietWait {
   std::chrono::steady_clock::time_point end_ = std::chrono::steady_clock::time_point::max();
 };
 
+// An AwaitOrder, likewise.
+class OrderWait {
+ public:
+  explicit OrderWait(const AwaitOrderArgs& args) : args_(args) {}
+  void Begin() {}
+  bool Over();
+
+ private:
+  AwaitOrderArgs args_;
+};
+
 // Sets the doorbell, on the calling thread.
 void RingDoorbell(const RingDoorbellArgs& args);
+// Raises the word, likewise.
+void SignalOrder(const SignalOrderArgs& args);
+void ReleaseOrder(uint64_t* word);
 
 class DoorbellPoller {
  public:

@@ -34,6 +34,7 @@ void AppendPiece(std::vector<PieceCopy>& pieces, int64_t src, int64_t dst, int64
 }  // namespace
 
 void Transfer(const TransferArgs& args) {
+  if (args.skip != nullptr && Load(args.skip) != 0) return;
   thread_local std::vector<Pair> pairs;
   thread_local std::vector<PieceCopy> pieces;
   uint64_t moved_rows = 0;

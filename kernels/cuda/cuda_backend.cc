@@ -23,6 +23,7 @@
 #include "kernels/cuda/pool_memory.h"
 #include "kernels/cuda/prepare_device.h"
 #include "kernels/cuda/slabs.h"
+#include "kernels/cuda/stream_words.h"
 
 namespace stoker::kernels::cuda {
 namespace {
@@ -87,7 +88,7 @@ bool IsMpsEnabled(int device) {
 
 class CudaBackend final : public Backend {
  public:
-  CudaBackend(int device, std::string uuid, const DeviceLimits& limits, size_t memory_bytes)
+  CudaBackend(int device, std::string uuid, const DeviceLimits& limits, size_t memory_bytes, StreamHandle releasing)
       : device_(device),
         uuid_(std::move(uuid)),
         limits_(limits),
@@ -96,6 +97,7 @@ class CudaBackend final : public Backend {
         shared_(device, /*exported=*/true, memory_bytes / kKeptShare, &waits_),
         private_(device, /*exported=*/false, memory_bytes / kKeptShare, &waits_),
         client_memory_(device, uuid_, LoadIpcDriver()),
+        releasing_(std::move(releasing)),
         completions_(device, &health_) {}
 
   std::string_view device() const override { return uuid_; }
@@ -105,10 +107,14 @@ class CudaBackend final : public Backend {
                 : "MPS does not run, and without it a kernel that waits for a doorbell holds whole time slices of the "
                   "GPU";
   }
+  std::string_view no_order_words() const override {
+    const absl::string_view reason = no_order_words_.message();
+    return std::string_view(reason.data(), reason.size());
+  }
   bool shares_contexts() const override { return mps_; }
   absl::Status CheckWaitingStreams(int64_t streams) const override {
     const int64_t limit = Connections() / 2;
-    if (!mps_ || streams <= limit) return absl::OkStatus();
+    if (streams <= limit) return absl::OkStatus();
     return absl::FailedPreconditionError(absl::StrCat(streams, " given, limit ", limit, ", half of ", kConnections));
   }
 
@@ -160,7 +166,16 @@ class CudaBackend final : public Backend {
   }
 
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override {
-    return CudaStream::Create(device_, limits_, {&health_, &pinned_, &completions_, &waits_});
+    return CudaStream::Create(device_, limits_, {&health_, &pinned_, &completions_, &waits_, &words_});
+  }
+
+  absl::Status ReleaseOrder(uint64_t* word) override {
+    const CurrentDevice current(device_);
+    return health_.Check(words_.Write(word, kReleasedOrder, releasing_.get()), "an order word cannot be released");
+  }
+  absl::Status AwaitReleases() override {
+    const CurrentDevice current(device_);
+    return health_.Check(cudaStreamSynchronize(releasing_.get()), "an order word cannot be released");
   }
 
   void OnLost(absl::AnyInvocable<void(absl::Status) &&> lost) override { health_.OnLost(std::move(lost)); }
@@ -192,6 +207,8 @@ class CudaBackend final : public Backend {
   const bool mps_;
   const std::shared_ptr<const PoolDriver> pool_driver_ = LoadPoolDriver();
   const absl::Status no_descriptors_ = CheckArenaSupport(*pool_driver_, device_);  // why; OK where there are some
+  const StreamWords words_ = StreamWords(LoadStreamWordDriver());
+  const absl::Status no_order_words_ = words_.CheckSupport(device_);  // likewise
   cpu::MemoryBank bank_;
   DeviceHealth health_;
   PinnedSlabs pinned_;
@@ -199,7 +216,8 @@ class CudaBackend final : public Backend {
   DeviceSlabs shared_;
   DeviceSlabs private_;
   IpcMemory client_memory_;
-  Completions completions_;  // last: what it calls uses the rest
+  const StreamHandle releasing_;  // of order words
+  Completions completions_;       // last: what it calls uses the rest
 };
 
 }  // namespace
@@ -229,7 +247,11 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(int ordinal) {
   SetUpDriver();
   const absl::StatusOr<PreparedDevice> device = PrepareDevice(ordinal);
   if (!device.ok()) return device.status();
-  return std::make_unique<CudaBackend>(ordinal, device->uuid, device->limits, device->memory_bytes);
+  const CurrentDevice current(ordinal);
+  absl::StatusOr<StreamHandle> releasing = MakeReleasingStream();
+  if (!releasing.ok()) return releasing.status();
+  return std::make_unique<CudaBackend>(ordinal, device->uuid, device->limits, device->memory_bytes,
+                                       *std::move(releasing));
 }
 
 }  // namespace stoker::kernels::cuda

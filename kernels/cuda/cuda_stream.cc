@@ -116,7 +116,9 @@ absl::StatusOr<void*> CudaStream::Stage(size_t bytes) {
 
 void CudaStream::Notify(absl::AnyInvocable<void(absl::Status) &&> done) {
   const CurrentDevice current(device_);
-  auto finish = [batch = std::move(batch_), done = std::move(done)](absl::Status status) mutable {
+  auto finish = [batch = std::move(batch_), done = std::move(done), ended = ended_,
+                 enqueued = enqueued_](absl::Status status) mutable {
+    ended->store(enqueued, std::memory_order_relaxed);
     if (status.ok()) status = batch.error;
     if (status.ok()) {
       for (const Download& download : batch.downloads) std::memcpy(download.target, download.staged, download.bytes);
@@ -272,11 +274,14 @@ absl::Status CudaStream::Place(const PlaceArgs& args) {
   return Enqueue(args, [&] { return LaunchPlace(args, stream_.get()); });
 }
 
+void CudaStream::BeginToWait() {
+  if (waits_ || shared_.waits == nullptr) return;
+  shared_.waits->Add();
+  waits_ = true;
+}
+
 absl::Status CudaStream::AwaitDoorbell(const AwaitDoorbellArgs& args) {
-  if (!waits_ && shared_.waits != nullptr) {
-    shared_.waits->Add();
-    waits_ = true;
-  }
+  BeginToWait();
   return Enqueue(args, [&] { return LaunchAwaitDoorbell(args, stream_.get()); });
 }
 
@@ -298,6 +303,20 @@ absl::Status CudaStream::PlanCommits(const BatchArgs& args) {
 
 absl::Status CudaStream::EndBatch(const BatchArgs& args) {
   return Enqueue(args, [&] { return LaunchEndBatch(args, stream_.get()); });
+}
+
+absl::Status CudaStream::AwaitOrder(const AwaitOrderArgs& args) {
+  if (absl::Status status = Validate(args); !status.ok()) return status;
+  if (shared_.words == nullptr) return absl::UnimplementedError("await_order: this stream waits for no order words");
+  BeginToWait();
+  const CurrentDevice current(device_);
+  absl::Status status = Check(shared_.words->Await(args.word, args.number, stream_.get()), "a wait cannot be enqueued");
+  if (!status.ok()) return status;
+  return Check(LaunchLookAtAbort(args, stream_.get()), "a kernel cannot be launched");
+}
+
+absl::Status CudaStream::SignalOrder(const SignalOrderArgs& args) {
+  return Enqueue(args, [&] { return LaunchSignalOrder(args, stream_.get()); });
 }
 
 absl::StatusOr<std::unique_ptr<Program>> CudaStream::MakeProgram(std::function<absl::Status(Stream&)> body) {

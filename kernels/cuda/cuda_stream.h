@@ -21,6 +21,7 @@
 #include "kernels/cuda/handles.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/slabs.h"
+#include "kernels/cuda/stream_words.h"
 
 namespace stoker::kernels::cuda {
 
@@ -29,7 +30,9 @@ struct DeviceShared {
   DeviceHealth* health = nullptr;
   PinnedSlabs* slabs = nullptr;
   Completions* completions = nullptr;
-  DeviceWaits* waits = nullptr;  // null for streams that never wait for a doorbell
+  // Null for streams that never wait for a doorbell or an order word.
+  DeviceWaits* waits = nullptr;
+  const StreamWords* words = nullptr;
 };
 
 class CudaStream final : public Stream {
@@ -64,6 +67,9 @@ class CudaStream final : public Stream {
   absl::Status BeginBatch(const BatchArgs& args) override;
   absl::Status PlanCommits(const BatchArgs& args) override;
   absl::Status EndBatch(const BatchArgs& args) override;
+  absl::Status AwaitOrder(const AwaitOrderArgs& args) override;
+  absl::Status SignalOrder(const SignalOrderArgs& args) override;
+  int64_t backlog() const override { return enqueued_ - ended_->load(std::memory_order_relaxed); }
   // A CUDA graph, of which `body` is the capture.
   absl::StatusOr<std::unique_ptr<Program>> MakeProgram(std::function<absl::Status(Stream&)> body) override;
 
@@ -96,7 +102,12 @@ class CudaStream final : public Stream {
              std::shared_ptr<const void> alone)
       : alone_(std::move(alone)), device_(device), limits_(limits), shared_(shared), stream_(std::move(stream)) {}
 
-  absl::Status Check(cudaError_t error, absl::string_view what) { return shared_.health->Check(error, what); }
+  absl::Status Check(cudaError_t error, absl::string_view what) {
+    ++enqueued_;
+    return shared_.health->Check(error, what);
+  }
+  // DeviceWaits knows from now on that this stream may wait.
+  void BeginToWait();
   // Pinned memory, at most a slab of it, that stays until the next Notify has completed.
   absl::StatusOr<void*> Stage(size_t bytes);
   absl::Status CopyPiece(void* dst, const void* src, size_t bytes, bool stage_source, bool stage_target);
@@ -116,7 +127,10 @@ class CudaStream final : public Stream {
   Batch batch_;
   std::vector<std::shared_ptr<Slab>> slabs_;
   bool captures_ = false;  // a program's body runs
-  bool waits_ = false;     // has, or may have, a wait for a doorbell: DeviceWaits knows
+  bool waits_ = false;     // has, or may have, a wait: DeviceWaits knows
+  int64_t enqueued_ = 0;
+  // Of them, those before the last Notify that has called back. The callback may come when the stream is gone.
+  const std::shared_ptr<std::atomic<int64_t>> ended_ = std::make_shared<std::atomic<int64_t>>(0);
 };
 
 }  // namespace stoker::kernels::cuda

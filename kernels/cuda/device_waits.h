@@ -1,5 +1,5 @@
-// How many streams of a device may wait for doorbells. While one does, cudaFree returns only when it has ended
-// (measured on an H200), which may be never: memory is then kept instead.
+// How many streams of a device may wait for doorbells or order words. While one does, cudaFree returns only when it has
+// ended (measured on an H200), which may be never: memory is then kept instead.
 //
 // Thread safety: any thread.
 #pragma once

@@ -5,6 +5,7 @@
 #include "kernels/cuda/doorbell.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/system_memory.cuh"
+#include "kernels/order_word.h"
 #include "kernels/plane.h"
 
 namespace stoker::kernels::cuda {
@@ -82,6 +83,16 @@ __global__ void AwaitQuietKernel(const __grid_constant__ AwaitQuietArgs args) {
   }
 }
 
+__global__ void LookAtAbortKernel(const uint32_t* abort, uint32_t* aborted) {
+  if (LoadAcquire(abort) != 0) Store(aborted, 1u);
+}
+
+__global__ void SignalOrderKernel(const __grid_constant__ SignalOrderArgs args) {
+  if (args.aborted != nullptr && Load(args.aborted) != 0) return;
+  // Not lowered: who waits may have released it.
+  SystemRef<uint64_t>(*args.word).fetch_max(args.number, ::cuda::memory_order_release);
+}
+
 template <typename T>
 __global__ void WriteKernel(T* target, T value) {
   StoreRelease(target, value);
@@ -106,6 +117,16 @@ cudaError_t LaunchAwaitDoorbell(const AwaitDoorbellArgs& args, cudaStream_t stre
 
 cudaError_t LaunchRingDoorbell(const RingDoorbellArgs& args, cudaStream_t stream) {
   RingDoorbellKernel<<<1, 1, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchLookAtAbort(const AwaitOrderArgs& args, cudaStream_t stream) {
+  LookAtAbortKernel<<<1, 1, 0, stream>>>(args.abort, args.aborted);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchSignalOrder(const SignalOrderArgs& args, cudaStream_t stream) {
+  SignalOrderKernel<<<1, 1, 0, stream>>>(args);
   return cudaGetLastError();
 }
 

@@ -9,6 +9,7 @@
 #include "kernels/cuda/launch_shape.h"
 #include "kernels/gather.h"
 #include "kernels/invalidate.h"
+#include "kernels/order_word.h"
 #include "kernels/plane.h"
 #include "kernels/resolve.h"
 #include "kernels/transfer.h"
@@ -37,6 +38,9 @@ cudaError_t LaunchAwaitQuiet(const AwaitQuietArgs& args, cudaStream_t stream);
 cudaError_t LaunchBeginBatch(const BatchArgs& args, cudaStream_t stream);
 cudaError_t LaunchPlanCommits(const BatchArgs& args, cudaStream_t stream);
 cudaError_t LaunchEndBatch(const BatchArgs& args, cudaStream_t stream);
+// What is behind the wait of an AwaitOrder: the look at *abort.
+cudaError_t LaunchLookAtAbort(const AwaitOrderArgs& args, cudaStream_t stream);
+cudaError_t LaunchSignalOrder(const SignalOrderArgs& args, cudaStream_t stream);
 cudaError_t LaunchWrite(uint64_t* target, uint64_t value, cudaStream_t stream);
 cudaError_t LaunchWrite(int32_t* target, int32_t value, cudaStream_t stream);
 cudaError_t LaunchTimestamp(uint64_t* ns, cudaStream_t stream);

@@ -135,11 +135,13 @@ struct TransferPlan {
   const int32_t* src_rows;
   const int32_t* dst_rows;
   uint64_t* transferred_bytes;
+  const uint32_t* skip;
 };
 
 __global__ void __launch_bounds__(kThreads)
     TransferKernel(const __grid_constant__ RowCopy copy, const __grid_constant__ TransferPlan plan, int32_t count,
                    Limits limits, int piece_bytes) {
+  if (plan.skip != nullptr && __ldcg(plan.skip) != 0) return;
   const auto source_of = [&](uint32_t i) { return Clip(__ldcg(plan.src_rows + i), limits.src_rows); };
   const auto target_of = [&](uint32_t i) {
     return source_of(i) < 0 ? -1 : Clip(__ldcg(plan.dst_rows + i), limits.dst_rows);
@@ -215,7 +217,7 @@ cudaError_t LaunchTransfer(const TransferArgs& args, cudaStream_t stream) {
         if (error != cudaSuccess) return;
         const TransferArgs part = PartOf(args, of_all);
         const int32_t count = static_cast<int32_t>(part.count);
-        const TransferPlan plan = {part.src_rows, part.dst_rows, part.transferred_bytes};
+        const TransferPlan plan = {part.src_rows, part.dst_rows, part.transferred_bytes, part.skip};
         error = ForLayers(
             copy, part.src_layers, part.dst_layers, part.layer_count, LayerPairs::kMax, [&](const RowCopy& c, bool) {
               const TransferShape shape =

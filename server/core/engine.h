@@ -50,6 +50,7 @@ struct SessionSpec {
   std::vector<std::vector<int32_t>> groups;  // layers of each group
   int64_t staging_bytes = 0;
   int64_t max_reserved_blocks = 0;  // 0: the daemon's limit
+  bool ordered_calls = false;
 };
 
 // One array of the arena that a client may map.
@@ -201,6 +202,17 @@ struct PlaneSetup {
   absl::AnyInvocable<void(PlaneEnd, absl::Status) &&> ended;
 };
 
+// Ends the waits of a session's work for the engine, those that come later as well. Behind them Store, Load, Commit and
+// the commits of Step move no rows, and the daemon word is not raised.
+//
+// Thread safety: any thread, also when the session's storage is gone.
+class OrderAbort {
+ public:
+  virtual ~OrderAbort() = default;
+  // Waits for nothing. To be called again until nothing waits: the engine may set its word back.
+  virtual void Abort() = 0;
+};
+
 class SessionStorage {
  public:
   // Waits for the session's work, then frees its memory. The server plane has ended.
@@ -218,6 +230,15 @@ class SessionStorage {
   virtual absl::Status EndDirect(bool engine_gone, absl::Duration limit) = 0;
   // Null where the device reaches all host memory. Outlives the storage.
   virtual Bounce* bounce() const = 0;
+
+  // Of a session with ordered calls; null for others, and then the next two are not called.
+  virtual std::shared_ptr<OrderAbort> order_abort() const = 0;
+  // What is enqueued from now on begins when the engine word has come to `number`.
+  virtual absl::Status AwaitOrder(uint64_t number) = 0;
+  // Raises the daemon word to `number` behind the work enqueued so far, unless a wait of it was aborted.
+  virtual absl::Status SignalOrder(uint64_t number) = 0;
+  // See kernels::Stream::backlog.
+  virtual int64_t backlog() const = 0;
 
   // Gives a state row its sequence and block table. The state row is empty.
   virtual absl::Status Open(int32_t state_row, SequenceId id, absl::Span<const int32_t> table) = 0;
@@ -303,6 +324,8 @@ class Engine {
   virtual std::string NoArenaSharing(absl::string_view device, ArenaSharing sharing) const = 0;
   // Why sessions of this pool can have no direct plane; empty where they can.
   virtual std::string NoDirectPlane(const PoolStorage& pool) const = 0;
+  // Why sessions on the device can have no ordered calls; empty where they can.
+  virtual std::string NoOrderedCalls(absl::string_view device) const = 0;
   // Bytes that CreatePool and CreateSession would take.
   virtual absl::StatusOr<int64_t> PoolBytes(const PoolSpec& spec) const = 0;
   virtual absl::StatusOr<int64_t> SessionBytes(const PoolSpec& pool, const SessionSpec& spec) const = 0;

@@ -54,7 +54,7 @@ Registry::Registry(Engine* engine, RegistryLimits limits, uint64_t epoch, std::f
       epoch_(epoch),
       now_(std::move(now)),
       pool_events_(std::move(pool_events)),
-      armed_sessions_(limits.max_armed_sessions),
+      waiting_sessions_(limits.max_armed_sessions),
       pool_maker_(std::make_unique<Background>(absl::InfiniteDuration(), [] {})),
       background_(std::make_unique<Background>(kTickPeriod, [this] { Tick(); })) {}
 
@@ -298,6 +298,13 @@ absl::Status Registry::CheckSpec(const PoolSpec& pool, SessionSpec* spec) const 
     return absl::InvalidArgumentError(absl::StrCat("device: \"", absl::CHexEscape(spec->device),
                                                    "\" given, the devices are ", absl::StrJoin(devices, ", ")));
   }
+  if (spec->ordered_calls) {
+    const std::string reason = engine_->NoOrderedCalls(spec->device);
+    if (!reason.empty()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("ordered_calls: given, not available on ", spec->device, ": ", reason));
+    }
+  }
   if (spec->max_batch_rows == 0) spec->max_batch_rows = std::min(spec->state_rows, kMaxBatchRows);
   for (const absl::Status& status : {CheckRange("state_rows", spec->state_rows, 1, limits_.max_sequences_per_session),
                                      CheckRange("hot_rows", spec->hot_rows, 1, kMaxHotRows),
@@ -447,6 +454,12 @@ absl::StatusOr<std::shared_ptr<Session>> Registry::AttachNow(const std::shared_p
     hot_bytes_ -= *bytes;
     --session_count_;
   });
+  if (spec.ordered_calls) {
+    if (absl::Status status = waiting_sessions_.TakeOrdered(); !status.ok()) return status;
+  }
+  auto give_ordered_back = absl::MakeCleanup([&, ordered = spec.ordered_calls] {
+    if (ordered) waiting_sessions_.GiveOrderedBack();
+  });
   absl::StatusOr<std::unique_ptr<SessionStorage>> storage =
       engine_->CreateSession(pool->pool.spec(), *pool->storage, spec);
   if (!storage.ok()) return storage.status();
@@ -465,7 +478,8 @@ absl::StatusOr<std::shared_ptr<Session>> Registry::AttachNow(const std::shared_p
   environment.post = [this](absl::AnyInvocable<void() &&> task) { background_->Post(std::move(task)); };
   environment.no_server_plane =
       spec.direct ? "the session is on the direct plane" : engine_->NoServerPlane(spec.device);
-  environment.armed_sessions = &armed_sessions_;
+  environment.no_ordered_calls = engine_->NoOrderedCalls(spec.device);
+  environment.waiting_sessions = &waiting_sessions_;
   auto session = std::make_shared<Session>(id, MakeToken(id), std::move(spec), operation_limits, *bytes, pool,
                                            *std::move(storage), now_(), std::move(environment));
   absl::MutexLock lock(&mutex_);
@@ -475,6 +489,7 @@ absl::StatusOr<std::shared_ptr<Session>> Registry::AttachNow(const std::shared_p
     --session_count_;
     return absl::UnavailableError("the daemon drains and accepts no new session");
   }
+  std::move(give_ordered_back).Cancel();
   pool->sessions.fetch_add(1);
   sessions_[id] = {session, call->events};
   return session;
@@ -546,6 +561,7 @@ absl::Status Registry::EndSession(SessionId id, absl::Status reason, bool retain
         background_->Post([this, session = std::move(session), events = std::move(events), reason, retain] {
           if (session->direct()) session->SampleDirect();
           session->Destroy(retain, now_());
+          if (session->spec().ordered_calls) waiting_sessions_.GiveOrderedBack();
           session->pool()->sessions.fetch_sub(1);
           events->ended(reason);
           std::vector<std::shared_ptr<AttachCall>> waiting;
@@ -577,16 +593,26 @@ void Registry::Undrain() { draining_.store(false); }
 
 RegistryUsage Registry::Usage() const {
   absl::MutexLock lock(&mutex_);
-  return {static_cast<int64_t>(sessions_.size()), hot_bytes_, pool_bytes_, armed_sessions_.count()};
+  return {static_cast<int64_t>(sessions_.size()), hot_bytes_, pool_bytes_, waiting_sessions_.armed(),
+          waiting_sessions_.ordered()};
 }
 
 void Registry::Tick() {
   const absl::Time now = now_();
   std::vector<std::pair<std::shared_ptr<Session>, std::shared_ptr<SessionEvents>>> direct;
+  std::vector<std::shared_ptr<Session>> ending;
   {
     absl::MutexLock lock(&mutex_);
+    for (const auto& [id, other] : ending_) ending.push_back(other.session);
     for (const auto& [id, entry] : sessions_) {
       if (entry.session->direct()) direct.emplace_back(entry.session, entry.events);
+    }
+  }
+  for (const std::shared_ptr<Session>& session : ending) session->AbortWaitsAgain();
+  for (const std::shared_ptr<Session>& session : Sessions()) {
+    if (absl::Status status = session->CheckWaits(absl::Now()); !status.ok()) {
+      // NOT_FOUND: it ends already.
+      EndSession(session->id(), std::move(status), /*retain=*/true).IgnoreError();
     }
   }
   for (const auto& [session, events] : direct) {

@@ -73,6 +73,7 @@ struct RegistryUsage {
   int64_t hot_bytes = 0;
   int64_t pool_bytes = 0;
   int64_t armed_sessions = 0;
+  int64_t ordered_sessions = 0;
 };
 
 class Registry {
@@ -187,7 +188,7 @@ class Registry {
   const uint64_t epoch_;
   const std::function<absl::Time()> now_;
   const PoolEvents pool_events_;
-  ArmedSessions armed_sessions_;
+  WaitingSessions waiting_sessions_;
   std::atomic<bool> draining_{false};
   std::atomic<bool> ready_{true};
   std::atomic<bool> stop_populating_{false};

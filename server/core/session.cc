@@ -24,6 +24,7 @@ Session::Session(SessionId id, std::string token, SessionSpec spec, OperationLim
       attached_(attached),
       environment_(std::move(environment)),
       arena_(storage->arena()),
+      order_abort_(storage->order_abort()),
       bounce_(storage->bounce()),
       storage_(std::move(storage)),
       tensors_(id, limits.tensors) {
@@ -87,12 +88,15 @@ absl::StatusOr<std::vector<FileDescriptor>> Session::DuplicatePoolDescriptors() 
 
 absl::Status Session::BeginOperation() {
   if (!ended_.ok()) return ended_;
+  if (!late_error_.ok()) return std::exchange(late_error_, absl::OkStatus());
   if (queued_.load(std::memory_order_relaxed) >= limits_.max_queued_operations) {
     return absl::ResourceExhaustedError(absl::StrCat("session: ", id_.value, " has ", queued_.load(),
                                                      " operations queued, limit max_queued_operations ",
                                                      limits_.max_queued_operations));
   }
+  if (absl::Status status = CheckBacklog(); !status.ok()) return status;
   queued_.fetch_add(1, std::memory_order_relaxed);
+  PayOrder();
   return absl::OkStatus();
 }
 
@@ -100,6 +104,7 @@ void Session::EndOperation() {
   absl::AnyInvocable<void() &&> drained;
   {
     absl::MutexLock lock(&mutex_);
+    PayOrder();
     if (queued_.fetch_sub(1, std::memory_order_relaxed) == 1 && !ended_.ok())
       drained = std::exchange(drained_, nullptr);
   }
@@ -228,6 +233,8 @@ void Session::ApplyForeignWrite(SequenceId id, const WriteFollowUp& write, absl:
 
 void Session::End(absl::Status reason, bool engine_gone, absl::AnyInvocable<void() &&> drained) {
   std::vector<std::weak_ptr<AdmitCall>> admissions;
+  // Without the mutex: who holds it may be waiting for room on a stream that waits for the engine.
+  AbortWaits();
   {
     absl::MutexLock lock(&mutex_);
     if (!ended_.ok()) return;

@@ -13,12 +13,16 @@
 //     only from the completion of a fence behind all such work.
 //  2. A state row has at most one sequence, and is empty when it gets one.
 //  3. When `End` was called no operation begins; `drained` is called once, when the last one that had begun is done.
-//  4. A tensor is mapped as long as work of the session may use it: it is unmapped behind a fence that follows all such
+//  4. A call with an order takes its number, and enqueues its work, under one hold of the mutex: signals come in the
+//  order
+//     of the numbers.
+//  5. A tensor is mapped as long as work of the session may use it: it is unmapped behind a fence that follows all such
 //     work, or by Destroy when the stream is gone.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -71,23 +75,32 @@ struct OperationLimits {
   int64_t max_batch_items = 0;
   int64_t max_queued_operations = 0;
   int64_t max_reserved_blocks = 0;
-  absl::Duration doorbell_timeout;  // of a server plane's step that has begun
+  absl::Duration doorbell_timeout;  // of a server plane's step that has begun, and of a call's wait for the engine
   TensorLimits tensors;
 };
 
-// Counts the sessions that are on the server plane.
-class ArmedSessions {
+// Counts the sessions whose streams may wait for their engines: those on the server plane, and those with ordered
+// calls.
+class WaitingSessions {
  public:
-  explicit ArmedSessions(int64_t limit) : limit_(limit) {}
+  explicit WaitingSessions(int64_t limit) : limit_(limit) {}
 
   // RESOURCE_EXHAUSTED with the figures.
-  absl::Status Take();
-  void GiveBack() { armed_.fetch_sub(1); }
-  int64_t count() const { return armed_.load(std::memory_order_relaxed); }
+  absl::Status TakeArmed() { return Take(&armed_); }
+  absl::Status TakeOrdered() { return Take(&ordered_); }
+  void GiveArmedBack() { GiveBack(&armed_); }
+  void GiveOrderedBack() { GiveBack(&ordered_); }
+  int64_t armed() const;
+  int64_t ordered() const;
 
  private:
+  absl::Status Take(int64_t* count);
+  void GiveBack(int64_t* count);
+
   const int64_t limit_;
-  std::atomic<int64_t> armed_{0};
+  mutable absl::Mutex mutex_;
+  int64_t armed_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t ordered_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 struct ArmResult {
@@ -201,16 +214,34 @@ struct StepGroupRequest {
   int32_t* miss_counts = nullptr;
 };
 
+// The order of a call's work with the engine's, in a session with ordered calls (kernels/order_word.h). No number, and
+// neither of the two: none.
+struct CallOrder {
+  uint64_t number = 0;  // above those of earlier calls
+  bool wait = false;    // the work begins when the engine word has come to the number
+  bool signal = false;  // the reply comes when the work is enqueued, and the daemon word is raised when it is done
+
+  bool given() const { return number != 0 || wait || signal; }
+};
+
+struct StepResult;
+
 struct StepRequest {
   std::vector<StepRowRequest> rows;
   std::vector<StepGroupRequest> groups;
   int64_t top_k = 0;
   bool shared = false;
   bool gather = true;
+  // With `signal` nothing that the groups point to is written, and nothing of the request is used once `done` was
+  // called.
+  CallOrder order;
+  // Then: called when the work is done, as `done` otherwise; not for work that fails.
+  std::function<void(const StepResult&)> finished;
 };
 
 struct StepResult {
   std::vector<absl::Status> statuses;  // one for each row
+  // Not known, and 0, where the reply came first.
   uint64_t gathered_bytes = 0;
   uint64_t device_ns = 0;
 };
@@ -269,7 +300,8 @@ class Session : public std::enable_shared_from_this<Session> {
     std::function<void(absl::AnyInvocable<void() &&>)> post;
     // Why the session can have no server plane; empty where it can.
     std::string no_server_plane;
-    ArmedSessions* armed_sessions = nullptr;
+    std::string no_ordered_calls;
+    WaitingSessions* waiting_sessions = nullptr;
   };
 
   Session(SessionId id, std::string token, SessionSpec spec, OperationLimits limits, int64_t bytes,
@@ -287,6 +319,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // Why the session can have no server plane; empty where it can.
   const std::string& no_server_plane() const { return environment_.no_server_plane; }
   bool direct() const { return spec_.direct; }
+  // Why sessions like this one can have no ordered calls; empty where they can.
+  const std::string& no_ordered_calls() const { return environment_.no_ordered_calls; }
   SessionInfo Info() const;
   // Does not take the session's mutex.
   int64_t queued_operations() const { return queued_.load(std::memory_order_relaxed); }
@@ -303,6 +337,10 @@ class Session : public std::enable_shared_from_this<Session> {
 
   // The operations. Where a call-level status is given, nothing was done. Otherwise `done` gets one status an item.
   // Memory of the request must live until `done`.
+  //
+  // With CallOrder::signal, `done` says what was enqueued. An error of that work is the call-level status of the next
+  // operation. FAILED_PRECONDITION: the session has no ordered calls. INVALID_ARGUMENT: a number that is out of range
+  // or not above the last one. Of a call that fails the daemon word comes to the number nevertheless.
   std::shared_ptr<AdmitCall> Admit(std::vector<AdmitItem> items, Done<std::vector<AdmittedSequence>> done);
   void Fork(std::vector<ForkItem> items, Done<std::vector<AdmittedSequence>> done);
   void Extend(std::vector<ExtendItem> items, Done<BatchResult> done);
@@ -314,15 +352,16 @@ class Session : public std::enable_shared_from_this<Session> {
   // The statuses of proto/stoker/v1/sessions.proto.
   void RegisterTensor(TensorRequest request, Done<TensorId> done);
   void UnregisterTensor(TensorId id, absl::AnyInvocable<void(absl::Status) &&> done);
-  void Store(std::vector<StoreItem> items, Done<BatchResult> done);
-  void Load(std::vector<LoadItem> items, Done<BatchResult> done);
-  void Commit(std::vector<CommitItem> items, Done<BatchResult> done);
+  void Store(std::vector<StoreItem> items, CallOrder order, Done<BatchResult> done);
+  void Load(std::vector<LoadItem> items, CallOrder order, Done<BatchResult> done);
+  void Commit(std::vector<CommitItem> items, CallOrder order, Done<BatchResult> done);
   void Invalidate(std::vector<InvalidateItem> items, Done<BatchResult> done);
   // `request` must live until `done`, and may be used again then.
   void Step(const StepRequest* request, Done<StepResult> done);
   // The part of Step's checks that a caller needs before it makes room for the results.
   absl::Status CheckStepShape(int64_t rows, int64_t top_k, int64_t groups) const;
-  void Gather(int64_t group, std::vector<int64_t> layers, Done<uint64_t> done);
+  // With order.signal `done` gets 0.
+  void Gather(int64_t group, std::vector<int64_t> layers, CallOrder order, Done<uint64_t> done);
   // `target` must hold layers x values x row bytes; ReadBytes checks the request and tells how many that are.
   absl::StatusOr<uint64_t> ReadBytes(const ReadRequest& request) const;
   void Read(ReadRequest request, char* target, Done<uint64_t> done);
@@ -341,6 +380,13 @@ class Session : public std::enable_shared_from_this<Session> {
   // Refuses new operations with `reason` and calls `drained` (never inside this call) when those that have begun are
   // done. `engine_gone`: nothing of the engine's runs any more.
   void End(absl::Status reason, bool engine_gone, absl::AnyInvocable<void() &&> drained);
+  // After End, until it is drained: ends waits that the engine has made possible again. See OrderAbort.
+  void AbortWaitsAgain();
+  // DEADLINE_EXCEEDED: a call has waited for the engine for doorbell_timeout, and none has ended meanwhile. Does not
+  // take the session's mutex.
+  absl::Status CheckWaits(absl::Time now) const;
+  // A call with an order that was refused before it became an operation.
+  void RefuseOrder(const CallOrder& order);
   // After `drained`: closes the session's sequences in the pool and frees its memory.
   void Destroy(bool retain, absl::Time now);
 
@@ -356,6 +402,24 @@ class Session : public std::enable_shared_from_this<Session> {
   // Begins an operation; every success is followed by one EndOperation.
   absl::Status BeginOperation() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndOperation();
+  // RESOURCE_EXHAUSTED: more work is enqueued on a stream that may wait than a device takes without letting the caller
+  // wait.
+  absl::Status CheckBacklog() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // From now on nothing waits for the engine.
+  void AbortWaits();
+  // Calls with an order: what can be said of it without the others;
+  absl::Status CheckOrder(const CallOrder& order) const;
+  // BeginOperation, which takes the number,
+  absl::Status BeginOperation(const CallOrder& order) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // the wait,
+  absl::Status AwaitOrder(const CallOrder& order) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // the signal, whose success with `enqueued` says that the reply goes out now,
+  bool SignalOrder(const CallOrder& order, const absl::Status& enqueued) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // and what became of the work.
+  absl::Status Outcome(const CallOrder& order, bool answered, absl::Status work);
+  // Of calls that were refused: the daemon word comes to their numbers behind the work before them.
+  void OweOrder(const CallOrder& order) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void PayOrder() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<Opened> Find(SequenceId id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckItems(absl::string_view field, size_t count) const;
   absl::Status CheckStep(const StepRequest& request) const;
@@ -375,9 +439,10 @@ class Session : public std::enable_shared_from_this<Session> {
 
   // BeginOperation for one that moves `bytes` of rows in its message, of its `field`. RESOURCE_EXHAUSTED: more than
   // bounce memory can hold.
-  absl::Status BeginBounced(absl::string_view field, int64_t bytes);
-  // The rest of Store and Read, once the operation has begun and its rows are where the device reaches them.
-  void StoreBegun(std::vector<StoreItem> items, Bounce::Memory memory, Done<BatchResult> done);
+  absl::Status BeginBounced(absl::string_view field, int64_t bytes, const CallOrder& order);
+  // The rest of Store and Read, once the rows are where the device reaches them. The operation has begun, but of a
+  // Store without `memory`.
+  void StoreBegun(std::vector<StoreItem> items, CallOrder order, Bounce::Memory memory, Done<BatchResult> done);
   void ReadBegun(const ReadRequest& request, uint64_t bytes, char* target, Done<uint64_t> done);
 
   // `again` is called when a waiting admission is worth another try.
@@ -419,7 +484,8 @@ class Session : public std::enable_shared_from_this<Session> {
   const absl::Time attached_;
   const Environment environment_;
   ArenaLayout arena_;
-  Bounce* const bounce_;  // null: the device reaches messages
+  const std::shared_ptr<OrderAbort> order_abort_;  // null: no ordered calls
+  Bounce* const bounce_;                           // null: the device reaches messages
 
   mutable absl::Mutex mutex_;
   std::unique_ptr<SessionStorage> storage_ ABSL_GUARDED_BY(mutex_);
@@ -427,14 +493,22 @@ class Session : public std::enable_shared_from_this<Session> {
   std::vector<int32_t> free_state_rows_ ABSL_GUARDED_BY(mutex_);
   absl::Status ended_ ABSL_GUARDED_BY(mutex_);
   absl::AnyInvocable<void() &&> drained_ ABSL_GUARDED_BY(mutex_);
+  uint64_t last_order_ ABSL_GUARDED_BY(mutex_) = 0;                           // number of the last call with an order
+  uint64_t owed_order_ ABSL_GUARDED_BY(mutex_) = 0;                           // not 0: of a call that was refused
+  absl::Status late_error_ ABSL_GUARDED_BY(mutex_);                           // of work whose reply had gone out
   std::vector<std::weak_ptr<AdmitCall>> admissions_ ABSL_GUARDED_BY(mutex_);  // those that may be waiting
   PlaneState plane_ ABSL_GUARDED_BY(mutex_) = PlaneState::kNone;
   std::vector<absl::AnyInvocable<void() &&>> on_plane_end_ ABSL_GUARDED_BY(mutex_);
   TensorRegistry tensors_ ABSL_GUARDED_BY(mutex_);
   DescriptorOffers offers_ ABSL_GUARDED_BY(mutex_);
+  // Calls whose work waits, or is behind its wait, by number.
+  mutable absl::Mutex waits_mutex_;
+  std::deque<uint64_t> waits_ ABSL_GUARDED_BY(waits_mutex_);
+  absl::Time waits_since_ ABSL_GUARDED_BY(waits_mutex_);  // for the first of them
   absl::Mutex device_mutex_;
   DeviceTotals device_totals_ ABSL_GUARDED_BY(device_mutex_);
   PlaneSample plane_sample_ ABSL_GUARDED_BY(device_mutex_);
+  std::atomic<bool> waits_aborted_{false};
   std::atomic<int64_t> queued_{0};
   std::atomic<int64_t> open_count_{0};
   std::atomic<uint64_t> tensor_bytes_{0};

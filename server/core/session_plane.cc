@@ -6,17 +6,6 @@
 
 namespace stoker::core {
 
-absl::Status ArmedSessions::Take() {
-  int64_t armed = armed_.load();
-  do {
-    if (armed >= limit_) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("sessions: ", armed, " are armed, limit max_armed_sessions ", limit_));
-    }
-  } while (!armed_.compare_exchange_weak(armed, armed + 1));
-  return absl::OkStatus();
-}
-
 absl::Status Session::CheckNotArmed() const {
   if (spec_.direct) {
     return absl::FailedPreconditionError(
@@ -64,7 +53,7 @@ void Session::Arm(int64_t top_k, std::function<void(const PlaneStep&)> observer,
 
 absl::Status Session::ArmNow(int64_t top_k, std::function<void(const PlaneStep&)> observer) {
   if (absl::Status status = BeginOperation(); !status.ok()) return status;
-  absl::Status status = environment_.armed_sessions->Take();
+  absl::Status status = environment_.waiting_sessions->TakeArmed();
   if (status.ok()) {
     PlaneSetup setup;
     setup.session = id_;
@@ -80,7 +69,7 @@ absl::Status Session::ArmNow(int64_t top_k, std::function<void(const PlaneStep&)
       plane_sample_ = PlaneSample();
     }
     status = storage_->Arm(std::move(setup));
-    if (!status.ok()) environment_.armed_sessions->GiveBack();
+    if (!status.ok()) environment_.waiting_sessions->GiveArmedBack();
   }
   if (!status.ok()) {
     queued_.fetch_sub(1, std::memory_order_relaxed);
@@ -124,7 +113,7 @@ void Session::PlaneEnded() {
     plane_ = PlaneState::kNone;
     then.swap(on_plane_end_);
   }
-  environment_.armed_sessions->GiveBack();
+  environment_.waiting_sessions->GiveArmedBack();
   for (absl::AnyInvocable<void() &&>& call : then) std::move(call)();
   EndOperation();
 }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -61,16 +62,16 @@ absl::Status Session::CheckStaging(const RowRange& range, uint64_t offset) const
   return absl::OkStatus();
 }
 
-absl::Status Session::BeginBounced(absl::string_view field, int64_t bytes) {
+absl::Status Session::BeginBounced(absl::string_view field, int64_t bytes, const CallOrder& order) {
   if (bounce_ != nullptr && bytes > bounce_->capacity_bytes()) {
     return absl::ResourceExhaustedError(
         absl::StrCat(field, ": ", bytes, " bytes of rows in one message, limit ", bounce_->capacity_bytes()));
   }
   absl::MutexLock lock(&mutex_);
-  return BeginOperation();
+  return BeginOperation(order);
 }
 
-void Session::Store(std::vector<StoreItem> items, Done<BatchResult> done) {
+void Session::Store(std::vector<StoreItem> items, CallOrder order, Done<BatchResult> done) {
   // Items of another size are refused unseen.
   const auto bounces = [this](const StoreItem& item) {
     return bounce_ != nullptr && item.source == RowSource::kInline && !item.rows.empty() &&
@@ -79,13 +80,21 @@ void Session::Store(std::vector<StoreItem> items, Done<BatchResult> done) {
   int64_t bounced = 0;
   for (const StoreItem& item : items) bounced += bounces(item) ? Padded(item.rows.size()) : 0;
   absl::Status status = CheckItems("items", items.size());
-  if (status.ok()) status = BeginBounced("rows", bounced);
+  if (status.ok()) status = CheckOrder(order);
+  for (size_t i = 0; status.ok() && order.signal && i < items.size(); ++i) {
+    if (items[i].source != RowSource::kInline) continue;
+    status = absl::InvalidArgumentError(
+        absl::StrCat("source: INLINE given in item ", i,
+                     " with order.signal, whose reply lets go of the message: allowed are SHARED (2) and TENSOR (3)"));
+  }
+  if (status.ok() && bounced > 0) status = BeginBounced("rows", bounced, order);
   if (!status.ok()) {
+    RefuseOrder(order);
     std::move(done)(status);
   } else if (bounced == 0) {
-    StoreBegun(std::move(items), nullptr, std::move(done));
+    StoreBegun(std::move(items), order, nullptr, std::move(done));
   } else {
-    bounce_->Take(bounced, [self = shared_from_this(), items = std::move(items), bounces,
+    bounce_->Take(bounced, [self = shared_from_this(), items = std::move(items), order, bounces,
                             done = std::move(done)](Bounce::Memory memory) mutable {
       char* next = memory.get();
       for (StoreItem& item : items) {
@@ -94,12 +103,12 @@ void Session::Store(std::vector<StoreItem> items, Done<BatchResult> done) {
         item.rows = absl::string_view(next, item.rows.size());
         next += Padded(item.rows.size());
       }
-      self->StoreBegun(std::move(items), std::move(memory), std::move(done));
+      self->StoreBegun(std::move(items), order, std::move(memory), std::move(done));
     });
   }
 }
 
-void Session::StoreBegun(std::vector<StoreItem> items, Bounce::Memory memory, Done<BatchResult> done) {
+void Session::StoreBegun(std::vector<StoreItem> items, CallOrder order, Bounce::Memory memory, Done<BatchResult> done) {
   struct Operation {
     Bounce::Memory memory;  // that the items' rows are in, where they are in any
     BatchResult result;
@@ -110,13 +119,24 @@ void Session::StoreBegun(std::vector<StoreItem> items, Bounce::Memory memory, Do
   };
   auto op = std::make_shared<Operation>();
   op->memory = std::move(memory);
-  absl::MutexLock lock(&mutex_);
+  std::optional<BatchResult> early;
+  absl::ReleasableMutexLock lock(&mutex_);
+  if (op->memory == nullptr) {
+    if (absl::Status status = BeginOperation(order); !status.ok()) {
+      lock.Release();
+      RefuseOrder(order);
+      std::move(done)(status);
+      return;
+    }
+  }
   op->work.reserve(items.size());
   op->tensor_work.reserve(items.size());
+  const absl::Status waits = AwaitOrder(order);
   for (size_t i = 0; i < items.size(); ++i) {
     const StoreItem& item = items[i];
     const uint64_t bytes = static_cast<uint64_t>(item.range.count * BytesPerRow());
     op->result.statuses.push_back([&]() -> absl::Status {
+      if (!waits.ok()) return waits;
       absl::StatusOr<Opened> opened = Find(item.range.id);
       if (!opened.ok()) return opened.status();
       if (absl::Status check = CheckRange(item.range); !check.ok()) return check;
@@ -154,7 +174,13 @@ void Session::StoreBegun(std::vector<StoreItem> items, Bounce::Memory memory, Do
       return absl::OkStatus();
     }());
   }
-  storage_->Notify([self = shared_from_this(), op, done = std::move(done)](absl::Status work) mutable {
+  Done<BatchResult> answer = std::move(done);
+  if (SignalOrder(order, absl::OkStatus())) {
+    early = op->result;
+    done = std::exchange(answer, nullptr);
+  }
+  storage_->Notify([self = shared_from_this(), op, order, done = std::move(answer)](absl::Status work) mutable {
+    work = self->Outcome(order, done == nullptr, std::move(work));
     for (const Written& written : op->written) {
       if (work.ok()) {
         self->pool_->pool.FinishWrite(written.range.id, written.range.first, written.range.count);
@@ -166,13 +192,15 @@ void Session::StoreBegun(std::vector<StoreItem> items, Bounce::Memory memory, Do
     if (!work.ok()) op->result.bytes = 0;
     self->pool_->totals.stored_bytes.fetch_add(op->result.bytes, std::memory_order_relaxed);
     self->FollowUp(std::move(op->follow_ups), [self, op, done = std::move(done)]() mutable {
-      std::move(done)(std::move(op->result));
+      if (done) std::move(done)(std::move(op->result));
       self->EndOperation();
     });
   });
+  lock.Release();
+  if (early.has_value()) std::move(done)(*std::move(early));
 }
 
-void Session::Load(std::vector<LoadItem> items, Done<BatchResult> done) {
+void Session::Load(std::vector<LoadItem> items, CallOrder order, Done<BatchResult> done) {
   struct Operation {
     BatchResult result;
     std::vector<RowsWork> work;
@@ -180,16 +208,20 @@ void Session::Load(std::vector<LoadItem> items, Done<BatchResult> done) {
     std::vector<size_t> loaded;
   };
   absl::Status status = CheckItems("items", items.size());
+  if (status.ok()) status = CheckOrder(order);
+  std::optional<BatchResult> early;
   auto op = std::make_shared<Operation>();
   {
     absl::MutexLock lock(&mutex_);
-    if (status.ok()) status = BeginOperation();
+    if (status.ok()) status = BeginOperation(order);
     if (status.ok()) {
+      const absl::Status waits = AwaitOrder(order);
       op->work.reserve(items.size());
       op->tensor_work.reserve(items.size());
       for (size_t i = 0; i < items.size(); ++i) {
         const LoadItem& item = items[i];
         op->result.statuses.push_back([&]() -> absl::Status {
+          if (!waits.ok()) return waits;
           absl::StatusOr<Opened> opened = Find(item.range.id);
           if (!opened.ok()) return opened.status();
           if (absl::Status check = CheckRange(item.range); !check.ok()) return check;
@@ -233,22 +265,32 @@ void Session::Load(std::vector<LoadItem> items, Done<BatchResult> done) {
           return absl::OkStatus();
         }());
       }
-      storage_->Notify([self = shared_from_this(), op, done = std::move(done)](absl::Status work) mutable {
+      Done<BatchResult> answer = std::move(done);
+      if (SignalOrder(order, absl::OkStatus())) {
+        early = op->result;
+        done = std::exchange(answer, nullptr);
+      }
+      storage_->Notify([self = shared_from_this(), op, order, done = std::move(answer)](absl::Status work) mutable {
+        work = self->Outcome(order, done == nullptr, std::move(work));
         if (!work.ok()) {
           for (size_t item : op->loaded) op->result.statuses[item] = work;
           op->result.bytes = 0;
         }
         self->pool_->totals.loaded_bytes.fetch_add(op->result.bytes, std::memory_order_relaxed);
-        std::move(done)(std::move(op->result));
+        if (done) std::move(done)(std::move(op->result));
         self->EndOperation();
       });
-      return;
     }
   }
-  std::move(done)(status);
+  if (early.has_value()) {
+    std::move(done)(*std::move(early));
+  } else if (!status.ok()) {
+    RefuseOrder(order);
+    std::move(done)(status);
+  }
 }
 
-void Session::Commit(std::vector<CommitItem> items, Done<BatchResult> done) {
+void Session::Commit(std::vector<CommitItem> items, CallOrder order, Done<BatchResult> done) {
   struct Operation {
     BatchResult result;
     CommitWork work;
@@ -256,16 +298,20 @@ void Session::Commit(std::vector<CommitItem> items, Done<BatchResult> done) {
     std::vector<WriteFollowUp> follow_ups;
   };
   absl::Status status = CheckItems("items", items.size());
+  if (status.ok()) status = CheckOrder(order);
+  std::optional<BatchResult> early;
   auto op = std::make_shared<Operation>();
   {
     absl::MutexLock lock(&mutex_);
     if (status.ok()) status = CheckNotArmed();
-    if (status.ok()) status = BeginOperation();
+    if (status.ok()) status = BeginOperation(order);
     if (status.ok()) {
+      const absl::Status waits = AwaitOrder(order);
       const int64_t newest_rows = pool_->pool.spec().block_rows;
       for (size_t i = 0; i < items.size(); ++i) {
         const CommitItem& item = items[i];
         op->result.statuses.push_back([&]() -> absl::Status {
+          if (!waits.ok()) return waits;
           absl::StatusOr<Opened> opened = Find(item.id);
           if (!opened.ok()) return opened.status();
           if (item.count < 1 || item.count > newest_rows) {
@@ -287,26 +333,37 @@ void Session::Commit(std::vector<CommitItem> items, Done<BatchResult> done) {
         }());
       }
       const absl::Status enqueued = op->work.hot_rows.empty() ? absl::OkStatus() : storage_->Commit(op->work);
-      storage_->Notify([self = shared_from_this(), op, enqueued, done = std::move(done)](absl::Status work) mutable {
-        if (work.ok()) work = enqueued;
-        for (const Written& written : op->written) {
-          if (work.ok()) {
-            self->pool_->pool.FinishWrite(written.range.id, written.range.first, written.range.count);
-          } else {
-            op->result.statuses[written.item] = work;
-          }
-        }
-        if (!work.ok()) op->result.bytes = 0;
-        self->pool_->totals.committed_bytes.fetch_add(op->result.bytes, std::memory_order_relaxed);
-        self->FollowUp(std::move(op->follow_ups), [self, op, done = std::move(done)]() mutable {
-          std::move(done)(std::move(op->result));
-          self->EndOperation();
-        });
-      });
-      return;
+      Done<BatchResult> answer = std::move(done);
+      if (SignalOrder(order, enqueued)) {
+        early = op->result;
+        done = std::exchange(answer, nullptr);
+      }
+      storage_->Notify(
+          [self = shared_from_this(), op, enqueued, order, done = std::move(answer)](absl::Status work) mutable {
+            if (work.ok()) work = enqueued;
+            work = self->Outcome(order, done == nullptr, std::move(work));
+            for (const Written& written : op->written) {
+              if (work.ok()) {
+                self->pool_->pool.FinishWrite(written.range.id, written.range.first, written.range.count);
+              } else {
+                op->result.statuses[written.item] = work;
+              }
+            }
+            if (!work.ok()) op->result.bytes = 0;
+            self->pool_->totals.committed_bytes.fetch_add(op->result.bytes, std::memory_order_relaxed);
+            self->FollowUp(std::move(op->follow_ups), [self, op, done = std::move(done)]() mutable {
+              if (done) std::move(done)(std::move(op->result));
+              self->EndOperation();
+            });
+          });
     }
   }
-  std::move(done)(status);
+  if (early.has_value()) {
+    std::move(done)(*std::move(early));
+  } else if (!status.ok()) {
+    RefuseOrder(order);
+    std::move(done)(status);
+  }
 }
 
 void Session::Invalidate(std::vector<InvalidateItem> items, Done<BatchResult> done) {
@@ -362,7 +419,7 @@ void Session::Invalidate(std::vector<InvalidateItem> items, Done<BatchResult> do
   std::move(done)(status);
 }
 
-void Session::Gather(int64_t group, std::vector<int64_t> layers, Done<uint64_t> done) {
+void Session::Gather(int64_t group, std::vector<int64_t> layers, CallOrder order, Done<uint64_t> done) {
   absl::Status status;
   if (group < 0 || group >= static_cast<int64_t>(spec_.groups.size())) {
     status = absl::InvalidArgumentError(
@@ -381,28 +438,35 @@ void Session::Gather(int64_t group, std::vector<int64_t> layers, Done<uint64_t> 
     }
     if (layers.empty()) *chosen = all;
   }
+  if (status.ok()) status = CheckOrder(order);
+  bool early = false;
   auto totals = std::make_shared<DeviceTotals>();
   {
     absl::MutexLock lock(&mutex_);
     if (status.ok()) status = CheckNotArmed();
-    if (status.ok()) status = BeginOperation();
+    if (status.ok()) status = BeginOperation(order);
     if (status.ok()) {
-      const absl::Status enqueued = storage_->Gather(static_cast<int32_t>(group), *chosen, totals.get());
-      storage_->Notify(
-          [self = shared_from_this(), chosen, totals, enqueued, done = std::move(done)](absl::Status work) mutable {
-            if (work.ok()) work = enqueued;
-            if (work.ok()) {
-              const uint64_t gathered = self->CountDevice(*totals);
-              std::move(done)(gathered);
-            } else {
-              std::move(done)(work);
-            }
-            self->EndOperation();
-          });
-      return;
+      absl::Status enqueued = AwaitOrder(order);
+      if (enqueued.ok()) enqueued = storage_->Gather(static_cast<int32_t>(group), *chosen, totals.get());
+      Done<uint64_t> answer = std::move(done);
+      early = SignalOrder(order, enqueued);
+      if (early) done = std::exchange(answer, nullptr);
+      storage_->Notify([self = shared_from_this(), chosen, totals, enqueued, order,
+                        done = std::move(answer)](absl::Status work) mutable {
+        if (work.ok()) work = enqueued;
+        work = self->Outcome(order, done == nullptr, std::move(work));
+        const uint64_t gathered = work.ok() ? self->CountDevice(*totals) : 0;
+        if (done) std::move(done)(work.ok() ? absl::StatusOr<uint64_t>(gathered) : absl::StatusOr<uint64_t>(work));
+        self->EndOperation();
+      });
     }
   }
-  std::move(done)(status);
+  if (early) {
+    std::move(done)(uint64_t{0});
+  } else if (!status.ok()) {
+    RefuseOrder(order);
+    std::move(done)(status);
+  }
 }
 
 absl::StatusOr<uint64_t> Session::ReadBytes(const ReadRequest& request) const {
@@ -427,7 +491,7 @@ absl::StatusOr<uint64_t> Session::ReadBytes(const ReadRequest& request) const {
 void Session::Read(ReadRequest request, char* target, Done<uint64_t> done) {
   const absl::StatusOr<uint64_t> bytes = ReadBytes(request);
   absl::Status status = bytes.status();
-  if (status.ok()) status = BeginBounced("rows", static_cast<int64_t>(*bytes));
+  if (status.ok()) status = BeginBounced("rows", static_cast<int64_t>(*bytes), {});
   if (!status.ok()) {
     std::move(done)(status);
   } else if (bounce_ == nullptr) {

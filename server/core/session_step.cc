@@ -1,6 +1,7 @@
 // The decode step of a session: checks, the pool's bookkeeping, the engine's work.
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -19,6 +20,10 @@ struct StepOperation {
   std::vector<StepAccess> accesses;
   std::vector<StepGrant> grants;
   std::vector<int> access_of_row;
+  // With CallOrder::signal, what the request would hold otherwise.
+  std::vector<std::vector<int32_t>> resident_pages;
+  std::vector<int32_t> counts;
+  std::function<void(const StepResult&)> finished;
 };
 
 }  // namespace
@@ -42,6 +47,11 @@ absl::Status Session::CheckStep(const StepRequest& request) const {
   if (absl::Status status = CheckStepShape(rows, request.top_k, static_cast<int64_t>(request.groups.size()));
       !status.ok()) {
     return status;
+  }
+  if (absl::Status status = CheckOrder(request.order); !status.ok()) return status;
+  if (request.order.signal && !request.shared) {
+    return absl::InvalidArgumentError(
+        "source: INLINE given with order.signal, whose reply comes before hot rows are known: allowed is SHARED (2)");
   }
   const int64_t groups = static_cast<int64_t>(spec_.groups.size());
   absl::InlinedVector<bool, 64> seen(groups, false);
@@ -99,6 +109,10 @@ absl::Status Session::CheckStep(const StepRequest& request) const {
         return absl::InvalidArgumentError(
             absl::StrCat("resident_pages: ", r.resident_pages.size(), " given at row ", row, ", limit ", most_pages));
       }
+      if (!r.newest_row.empty() && request.order.signal) {
+        return absl::InvalidArgumentError(absl::StrCat("newest_row: ", r.newest_row.size(), " bytes given at row ", row,
+                                                       " with order.signal, limit 0: the engine's stream writes it"));
+      }
       if (!r.newest_row.empty() && r.newest_row.size() != newest_bytes) {
         return absl::InvalidArgumentError(absl::StrCat("newest_row: ", r.newest_row.size(), " bytes given at row ", row,
                                                        ", one row of all layers needs ", newest_bytes));
@@ -113,6 +127,7 @@ void Session::Step(const StepRequest* step, Done<StepResult> done) {
   const StepRequest& request = *step;
   absl::Status status = CheckStep(request);
   if (!status.ok()) {
+    RefuseOrder(request.order);
     std::move(done)(status);
     return;
   }
@@ -121,12 +136,15 @@ void Session::Step(const StepRequest* step, Done<StepResult> done) {
   // A step is short, and two changes of threads would cost about as much: its work begins, and may run, when the mutex
   // is free again.
   absl::AnyInvocable<void() &&> begin;
+  std::optional<StepResult> early;
   {
     absl::MutexLock lock(&mutex_);
     status = CheckNotArmed();
-    if (status.ok()) status = BeginOperation();
+    if (status.ok()) status = BeginOperation(request.order);
     if (status.ok()) {
       begin = storage_->Hold();
+      const CallOrder order = request.order;
+      const absl::Status waits = AwaitOrder(order);
       const size_t rows = request.rows.size();
       op->result.statuses.resize(rows);
       op->work.rows.resize(rows);
@@ -171,50 +189,67 @@ void Session::Step(const StepRequest* step, Done<StepResult> done) {
         work.commit_pool_row = grant.commit_pool_row;
         work.newest_bytes = r.newest_row.empty() ? nullptr : r.newest_row.data();
         work.resident_pages = r.resident_pages;
+        if (order.signal && !r.resident_pages.empty()) {
+          work.resident_pages = op->resident_pages.emplace_back(r.resident_pages.begin(), r.resident_pages.end());
+        }
       }
       op->work.top_k = static_cast<int32_t>(request.top_k);
+      if (order.signal) {
+        op->counts.resize(request.groups.size() * rows * kOutcomeCount);
+        op->finished = request.finished;
+      }
       for (const StepGroupRequest& group : request.groups) {
+        int32_t* const counts = op->counts.data() + op->work.groups.size() * rows * kOutcomeCount;
         op->work.groups.push_back({.group = static_cast<int32_t>(group.group),
                                    .indices = request.shared ? nullptr : group.indices.data(),
                                    .hot_rows = request.shared ? nullptr : group.hot_rows,
-                                   .counts = group.counts,
+                                   .counts = order.signal ? counts : group.counts,
                                    .gather = request.gather,
-                                   .miss_pool_rows = group.miss_pool_rows,
-                                   .miss_hot_rows = group.miss_hot_rows,
-                                   .miss_counts = group.miss_counts});
+                                   .miss_pool_rows = order.signal ? nullptr : group.miss_pool_rows,
+                                   .miss_hot_rows = order.signal ? nullptr : group.miss_hot_rows,
+                                   .miss_counts = order.signal ? nullptr : group.miss_counts});
       }
-      const absl::Status enqueued = storage_->Step(op->work);
-      storage_->Notify(
-          [self = shared_from_this(), op, follow_ups, enqueued, done = std::move(done)](absl::Status finished) mutable {
-            if (finished.ok()) finished = enqueued;
-            if (!finished.ok()) {
-              self->FollowUp(std::move(*follow_ups), [self, finished, done = std::move(done)]() mutable {
-                std::move(done)(finished);
-                self->EndOperation();
-              });
-              return;
-            }
-            uint64_t committed = 0;
-            for (size_t row = 0; row < op->work.rows.size(); ++row) {
-              if (!op->work.rows[row].commit) continue;
-              const StepAccess& access = op->accesses[op->access_of_row[row]];
-              self->pool_->pool.FinishWrite(access.id, access.length - 1, 1);
-              committed += static_cast<uint64_t>(self->BytesPerRow());
-            }
-            self->pool_->totals.committed_bytes.fetch_add(committed, std::memory_order_relaxed);
-            self->CountLookups(op->work);
-            op->result.gathered_bytes = self->CountDevice(op->work.totals);
-            op->result.device_ns = op->work.end_ns - op->work.begin_ns;
-            self->FollowUp(std::move(*follow_ups), [self, op, done = std::move(done)]() mutable {
-              std::move(done)(std::move(op->result));
-              self->EndOperation();
-            });
+      const absl::Status enqueued = waits.ok() ? storage_->Step(op->work) : waits;
+      Done<StepResult> answer = std::move(done);
+      if (SignalOrder(order, enqueued)) {
+        early = op->result;
+        done = std::exchange(answer, nullptr);
+      }
+      storage_->Notify([self = shared_from_this(), op, follow_ups, enqueued, order,
+                        done = std::move(answer)](absl::Status finished) mutable {
+        if (finished.ok()) finished = enqueued;
+        finished = self->Outcome(order, done == nullptr, std::move(finished));
+        if (!finished.ok()) {
+          self->FollowUp(std::move(*follow_ups), [self, finished, done = std::move(done)]() mutable {
+            if (done) std::move(done)(finished);
+            self->EndOperation();
           });
+          return;
+        }
+        uint64_t committed = 0;
+        for (size_t row = 0; row < op->work.rows.size(); ++row) {
+          if (!op->work.rows[row].commit) continue;
+          const StepAccess& access = op->accesses[op->access_of_row[row]];
+          self->pool_->pool.FinishWrite(access.id, access.length - 1, 1);
+          committed += static_cast<uint64_t>(self->BytesPerRow());
+        }
+        self->pool_->totals.committed_bytes.fetch_add(committed, std::memory_order_relaxed);
+        self->CountLookups(op->work);
+        op->result.gathered_bytes = self->CountDevice(op->work.totals);
+        op->result.device_ns = op->work.end_ns - op->work.begin_ns;
+        self->FollowUp(std::move(*follow_ups), [self, op, done = std::move(done)]() mutable {
+          if (op->finished) op->finished(op->result);
+          if (done) std::move(done)(std::move(op->result));
+          self->EndOperation();
+        });
+      });
     }
   }
   if (begin) {
     std::move(begin)();
+    if (early.has_value()) std::move(done)(*std::move(early));
   } else {
+    RefuseOrder(request.order);
     std::move(done)(status);
   }
 }

@@ -148,6 +148,10 @@ class BackendEngine final : public core::Engine {
     return "the pool's memory cannot be mapped by another process";
   }
 
+  std::string NoOrderedCalls(absl::string_view device) const override {
+    return std::string(BackendOf(device).no_order_words());
+  }
+
   absl::StatusOr<int64_t> PoolBytes(const core::PoolSpec& spec) const override {
     const absl::StatusOr<kernels::RowStore> rows = LayOut(spec);
     if (!rows.ok()) return rows.status();

@@ -166,6 +166,9 @@ absl::StatusOr<SessionMemory> SessionMemory::Make(const core::PoolSpec& pool, co
   memory.lengths = arena.Take(batch * 4);
   memory.commits = arena.Take(batch * 4);
   memory.statuses = arena.Take(batch * 4);
+  memory.engine_word = arena.Take(kDoorbellBytes);
+  memory.daemon_word = arena.Take(kDoorbellBytes);
+  memory.aborted = state.Take(4);
   memory.entries = state.Take(session.state_rows * static_cast<int64_t>(sizeof(kernels::StateRowEntry)));
   memory.plane_state = state.Take(sizeof(kernels::PlaneState));
   memory.plane_counters = state.Take(kernels::kPlaneCounters * 8);
@@ -204,6 +207,8 @@ absl::StatusOr<SessionMemory> SessionMemory::Make(const core::PoolSpec& pool, co
   memory.arena.tensors.push_back(Dense("lengths", memory.lengths, {rows}, "i32", 4));
   memory.arena.tensors.push_back(Dense("commits", memory.commits, {rows}, "i32", 4));
   memory.arena.tensors.push_back(Dense("statuses", memory.statuses, {rows}, "i32", 4));
+  memory.arena.tensors.push_back(Dense("engine_word", memory.engine_word, {1}, "u64", 8));
+  memory.arena.tensors.push_back(Dense("daemon_word", memory.daemon_word, {1}, "u64", 8));
   if (session.direct) AddStateTensors(memory, session);
   return memory;
 }

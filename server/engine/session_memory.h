@@ -67,6 +67,10 @@ struct SessionMemory {
   int64_t batch_plan = 0;      // private, i32 [kPlanArrays][max_batch_rows]
   int64_t plan_rows = 0;       // private, i32
   int64_t claims = 0;          // private, i32 [state_rows]
+  // Calls with an order (kernels/order_word.h), a cache line each.
+  int64_t engine_word = 0;  // arena, u64
+  int64_t daemon_word = 0;  // arena, u64
+  int64_t aborted = 0;      // private, u32
   std::vector<Group> groups;
   // Of a session on the direct plane all is in the arena, and what is private elsewhere begins at state_offset.
   int64_t state_offset = 0;

@@ -20,7 +20,7 @@ absl::Status SessionStorage::TransferRows(const kernels::CopyLimits& limits, con
                                           const kernels::RowStore& target, absl::Span<const int32_t> source_rows,
                                           absl::Span<const int32_t> target_rows,
                                           absl::Span<const int32_t> source_layers,
-                                          absl::Span<const int32_t> target_layers) {
+                                          absl::Span<const int32_t> target_layers, const uint32_t* skip) {
   const int64_t count = static_cast<int64_t>(source_rows.size());
   for (int64_t begin = 0; begin < count; begin += kChunkRows) {
     const int64_t chunk = std::min(kChunkRows, count - begin);
@@ -40,6 +40,7 @@ absl::Status SessionStorage::TransferRows(const kernels::CopyLimits& limits, con
     args.dst_rows = to;
     args.count = chunk;
     args.limits = limits;
+    args.skip = skip;
     if (absl::Status status = stream_->Transfer(args); !status.ok()) return status;
   }
   return absl::OkStatus();
@@ -53,7 +54,7 @@ absl::Status SessionStorage::Store(const core::RowsWork& work) {
                                                   : InArena<char>(memory_.staging + work.staging_offset);
   const std::vector<int32_t>* rows = Keep(Iota(0, count));
   return TransferRows(copies_.bulk, DenseStore(base, count, pool_spec_.layers), pool_, *rows, work.pool_rows,
-                      all_layers_, all_layers_);
+                      all_layers_, all_layers_, aborted());
 }
 
 absl::Status SessionStorage::Load(const core::RowsWork& work) {
@@ -62,7 +63,7 @@ absl::Status SessionStorage::Load(const core::RowsWork& work) {
       work.target_bytes != nullptr ? work.target_bytes : InArena<char>(memory_.staging + work.staging_offset);
   const std::vector<int32_t>* rows = Keep(Iota(0, count));
   return TransferRows(copies_.bulk, pool_, DenseStore(base, count, pool_spec_.layers), work.pool_rows, *rows,
-                      all_layers_, all_layers_);
+                      all_layers_, all_layers_, aborted());
 }
 
 absl::Status SessionStorage::LoadHot(int32_t state_row, int32_t first_position, const core::RowsWork& work) {
@@ -72,7 +73,8 @@ absl::Status SessionStorage::LoadHot(int32_t state_row, int32_t first_position, 
   if (absl::Status status = Suspend({state_row}); !status.ok()) return status;
   const int64_t first_row = int64_t{state_row} * memory_.arena.region_rows + first_position;
   const std::vector<int32_t>* rows = Keep(Iota(first_row, count));
-  if (absl::Status status = TransferRows(copies_.bulk, pool_, hot(), work.pool_rows, *rows, all_layers_, all_layers_);
+  if (absl::Status status =
+          TransferRows(copies_.bulk, pool_, hot(), work.pool_rows, *rows, all_layers_, all_layers_, aborted());
       !status.ok()) {
     return status;
   }
@@ -88,7 +90,7 @@ absl::Status SessionStorage::LoadHot(int32_t state_row, int32_t first_position, 
 }
 
 absl::Status SessionStorage::Commit(const core::CommitWork& work) {
-  return TransferRows(copies_.step, hot(), pool_, work.hot_rows, work.pool_rows, all_layers_, all_layers_);
+  return TransferRows(copies_.step, hot(), pool_, work.hot_rows, work.pool_rows, all_layers_, all_layers_, aborted());
 }
 
 absl::Status SessionStorage::CopyBlocks(absl::Span<const core::BlockCopy> copies) {
@@ -102,7 +104,7 @@ absl::Status SessionStorage::CopyBlocks(absl::Span<const core::BlockCopy> copies
   }
   const std::vector<int32_t>* from = Keep(std::move(source_rows));
   const std::vector<int32_t>* to = Keep(std::move(target_rows));
-  return TransferRows(copies_.bulk, pool_, pool_, *from, *to, all_layers_, all_layers_);
+  return TransferRows(copies_.bulk, pool_, pool_, *from, *to, all_layers_, all_layers_, /*skip=*/nullptr);
 }
 
 absl::Status SessionStorage::Read(const core::ReadWork& work) {
@@ -111,7 +113,7 @@ absl::Status SessionStorage::Read(const core::ReadWork& work) {
   const std::vector<int32_t>* rows = Keep(Iota(0, count));
   const std::vector<int32_t>* target_layers = Keep(Iota(0, layers));
   return TransferRows(copies_.bulk, work.from_hot_cache ? hot() : pool_, DenseStore(work.target_bytes, count, layers),
-                      work.rows, *rows, work.layers, *target_layers);
+                      work.rows, *rows, work.layers, *target_layers, /*skip=*/nullptr);
 }
 
 }  // namespace stoker::engine

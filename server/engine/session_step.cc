@@ -41,6 +41,7 @@ absl::Status SessionStorage::EnqueueNewest(const core::StepWork& work) {
   args.dst = hot();
   args.dst_row_limit = memory_.hot_total_rows;
   args.limits = copies_.step;
+  args.skip = aborted();
   // The layers of one newest row are adjacent, so each row is a store of its own.
   for (int64_t i = 0; i < given; ++i) {
     args.src = DenseStore(InState<char>(memory_.newest) + i * newest_bytes, 1, pool_spec_.layers);

@@ -28,6 +28,9 @@ absl::StatusOr<std::unique_ptr<core::SessionStorage>> SessionStorage::Create(
     if (!state.ok()) return state.status();
     storage->state_ = *std::move(state);
   }
+  if (spec.ordered_calls) {
+    if (absl::Status status = storage->MakeOrderWords(); !status.ok()) return status;
+  }
   absl::StatusOr<std::unique_ptr<kernels::Stream>> stream = backend.CreateStream();
   if (!stream.ok()) return stream.status();
   storage->stream_ = *std::move(stream);
@@ -55,6 +58,36 @@ absl::Status SessionStorage::AllocateArena() {
   }
   layout.has_descriptor = arena_descriptor_ >= 0;
   return absl::OkStatus();
+}
+
+SessionStorage::~SessionStorage() {
+  if (order_words_ == nullptr) return;
+  stream_ = nullptr;
+  order_words_->Close();
+}
+
+absl::Status SessionStorage::MakeOrderWords() {
+  absl::StatusOr<std::unique_ptr<kernels::Buffer>> flag = backend_.AllocateHost(sizeof(uint32_t));
+  if (!flag.ok()) return flag.status();
+  order_words_ = std::make_shared<OrderWords>(&backend_, *std::move(flag), InArena<uint64_t>(memory_.engine_word));
+  return absl::OkStatus();
+}
+
+absl::Status SessionStorage::AwaitOrder(uint64_t number) {
+  kernels::AwaitOrderArgs args;
+  args.word = InArena<uint64_t>(memory_.engine_word);
+  args.number = number;
+  args.abort = order_words_->flag();
+  args.aborted = aborted();
+  return stream_->AwaitOrder(args);
+}
+
+absl::Status SessionStorage::SignalOrder(uint64_t number) {
+  kernels::SignalOrderArgs args;
+  args.word = InArena<uint64_t>(memory_.daemon_word);
+  args.number = number;
+  args.aborted = aborted();
+  return stream_->SignalOrder(args);
 }
 
 absl::Status SessionStorage::Initialize() {

@@ -10,6 +10,7 @@
 #include "server/core/engine.h"
 #include "server/engine/armed_plane.h"
 #include "server/engine/engine.h"
+#include "server/engine/order_words.h"
 #include "server/engine/session_memory.h"
 
 namespace stoker::engine {
@@ -32,11 +33,16 @@ class SessionStorage final : public core::SessionStorage {
       kernels::Backend& backend, core::Bounce* bounce, const core::PoolSpec& pool_spec, const kernels::RowStore& pool,
       absl::Span<core::SequenceWord> words, const core::SessionSpec& spec, const DirectMemory& direct,
       const CopyPolicy& copies);
-  ~SessionStorage() override = default;
+  ~SessionStorage() override;
 
   const core::ArenaLayout& arena() const override { return memory_.arena; }
   int arena_descriptor() const override { return arena_descriptor_; }
   core::Bounce* bounce() const override { return bounce_; }
+
+  std::shared_ptr<core::OrderAbort> order_abort() const override { return order_words_; }
+  absl::Status AwaitOrder(uint64_t number) override;
+  absl::Status SignalOrder(uint64_t number) override;
+  int64_t backlog() const override { return stream_->backlog(); }
 
   absl::Status Open(int32_t state_row, core::SequenceId id, absl::Span<const int32_t> table) override;
   absl::Status UpdateTable(int32_t state_row, absl::Span<const core::TableUpdate> updates,
@@ -84,6 +90,7 @@ class SessionStorage final : public core::SessionStorage {
         copies_(copies) {}
 
   absl::Status AllocateArena();
+  absl::Status MakeOrderWords();
   absl::Status Initialize();
   // Empties the residency of at most kChunkRows state rows.
   absl::Status Reset(std::vector<int32_t> state_rows);
@@ -98,6 +105,8 @@ class SessionStorage final : public core::SessionStorage {
   int32_t* Argument(StepArgument argument) const {
     return InState<int32_t>(memory_.step_arguments) + argument * step_rows_;
   }
+  // Of a session with ordered calls: not 0 behind a wait that was aborted. Null for others.
+  uint32_t* aborted() const { return order_words_ == nullptr ? nullptr : InState<uint32_t>(memory_.aborted); }
   uint64_t* Counter(int64_t counter) const { return InState<uint64_t>(memory_.counters) + counter; }
   kernels::RowStore hot() const;
   // [layer][row][bytes] with `rows` rows a layer; the rows begin at `base`.
@@ -109,10 +118,11 @@ class SessionStorage final : public core::SessionStorage {
   std::vector<T>* Keep(std::vector<T> values);
   absl::Status Upload(void* target, const void* source, int64_t bytes);
 
+  // `skip`: aborted(), of rows whose bytes or place may still be the engine's; null of what the pool alone is about.
   absl::Status TransferRows(const kernels::CopyLimits& limits, const kernels::RowStore& source,
                             const kernels::RowStore& target, absl::Span<const int32_t> source_rows,
                             absl::Span<const int32_t> target_rows, absl::Span<const int32_t> source_layers,
-                            absl::Span<const int32_t> target_layers);
+                            absl::Span<const int32_t> target_layers, const uint32_t* skip);
   // One tensor's part of a transfer; its row lists are on the device.
   absl::Status TransferTensor(const core::Tensor& tensor, bool store, const int32_t* pool_rows,
                               const int32_t* tensor_rows, int64_t count);
@@ -161,6 +171,7 @@ class SessionStorage final : public core::SessionStorage {
   std::unique_ptr<kernels::Buffer> state_;        // null on the direct plane
   std::unique_ptr<kernels::Buffer> quiet_abort_;  // the direct plane's: u32, not 0 when its engine is gone
   std::shared_ptr<ArmedPlane> plane_;             // the last one; it may have ended
+  std::shared_ptr<OrderWords> order_words_;       // null: no ordered calls
   // Last: their destructors wait for work that uses the rest.
   std::unique_ptr<kernels::Stream> plane_stream_;  // null before the first Arm
   std::unique_ptr<kernels::Stream> stream_;

@@ -56,6 +56,7 @@ absl::Status SessionStorage::TransferTensor(const core::Tensor& tensor, bool sto
   args.dst_rows = store ? pool_rows : tensor_rows;
   args.count = count;
   args.limits = copies_.bulk;
+  args.skip = aborted();
   return stream_->Transfer(args);
 }
 

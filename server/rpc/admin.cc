@@ -70,6 +70,7 @@ class AdminService final : public v1::Admin::CallbackService {
     response->set_pool_bytes(static_cast<uint64_t>(usage.pool_bytes));
     response->set_mps_enabled(registry.MpsEnabled());
     response->set_armed_sessions(static_cast<uint32_t>(usage.armed_sessions));
+    response->set_ordered_sessions(static_cast<uint32_t>(usage.ordered_sessions));
     response->set_max_pool_bytes(static_cast<uint64_t>(registry.limits().max_pool_bytes));
     call->Reply(absl::OkStatus());
     return call;

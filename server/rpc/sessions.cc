@@ -32,6 +32,7 @@ core::SessionSpec FromProto(const v1::AttachRequest& proto) {
   // Beyond int64 is beyond every limit.
   spec.staging_bytes = static_cast<int64_t>(std::min<uint64_t>(proto.staging_bytes(), INT64_MAX));
   spec.max_reserved_blocks = proto.max_reserved_blocks();
+  spec.ordered_calls = proto.ordered_calls();
   return spec;
 }
 
@@ -59,12 +60,20 @@ void AddPlane(v1::Plane plane, absl::string_view reason, v1::Attached* attached)
   status->set_reason(std::string(reason));
 }
 
+bool IsMappable(const v1::ArenaLayout& arena) {
+  return !arena.descriptor_socket().empty() || !arena.cuda_ipc_handle().empty();
+}
+
 // Why the session cannot be armed; empty where it can.
 absl::string_view NoServerPlane(const core::Session& session, const v1::ArenaLayout& arena) {
   if (!session.no_server_plane().empty()) return session.no_server_plane();
-  return arena.descriptor_socket().empty() && arena.cuda_ipc_handle().empty()
-             ? "the arena, where the doorbells are, cannot be mapped"
-             : "";
+  return IsMappable(arena) ? "" : "the arena, where the doorbells are, cannot be mapped";
+}
+
+// Why no session like this one can have ordered calls; empty where it can.
+absl::string_view NoOrderedCalls(const core::Session& session, const v1::ArenaLayout& arena) {
+  if (!session.no_ordered_calls().empty()) return session.no_ordered_calls();
+  return IsMappable(arena) ? "" : "the arena, where the order words are, cannot be mapped";
 }
 
 // Why no session like this one can be on the direct plane; empty where it can.
@@ -226,6 +235,11 @@ class AttachStream final : public grpc::ServerWriteReactor<v1::AttachResponse> {
     AddPlane(v1::PLANE_RPC, session.direct() ? "the session is on the direct plane" : "", attached);
     AddPlane(v1::PLANE_SERVER, NoServerPlane(session, attached->arena()), attached);
     AddPlane(v1::PLANE_DIRECT, NoDirectPlane(service_, session), attached);
+    const absl::string_view no_ordered_calls = NoOrderedCalls(session, attached->arena());
+    attached->mutable_ordered_calls()->set_available(no_ordered_calls.empty());
+    attached->mutable_ordered_calls()->set_reason(std::string(no_ordered_calls));
+    attached->mutable_ordered_calls()->set_wait_timeout_ms(
+        static_cast<uint32_t>(absl::ToInt64Milliseconds(session.limits().doorbell_timeout)));
     if (session.direct()) ToProto(*session.arena().direct, service_.descriptor_path, attached->mutable_direct());
     bool cancelled = false;
     {

@@ -16,7 +16,7 @@ constexpr int64_t kReplyBytesPerRow = 64;
 }  // namespace
 
 absl::Status StepCall::Begin(const google::protobuf::RepeatedPtrField<v1::StepRow>& rows, uint32_t top_k,
-                             v1::DataSource source, int groups, bool plan) {
+                             v1::DataSource source, int groups, bool plan, core::CallOrder order) {
   if (source != v1::DATA_SOURCE_INLINE && source != v1::DATA_SOURCE_SHARED) {
     return absl::InvalidArgumentError(
         absl::StrCat("source: ", static_cast<int>(source), " given, allowed are INLINE (1) and SHARED (2)"));
@@ -24,6 +24,11 @@ absl::Status StepCall::Begin(const google::protobuf::RepeatedPtrField<v1::StepRo
   request_.shared = source == v1::DATA_SOURCE_SHARED;
   request_.top_k = top_k;
   request_.gather = !plan;
+  request_.order = order;
+  if (order.signal && request_.finished == nullptr) {
+    // The reply has gone out by then, and this call with it.
+    request_.finished = [metrics = service_.metrics](const core::StepResult& result) { Observe(metrics, result); };
+  }
   request_.groups.clear();
   request_.rows.clear();
   for (const v1::StepRow& row : rows) {
@@ -75,11 +80,11 @@ void StepCall::FinishGroup(size_t g, v1::StepGroupResult* result) const {
   }
 }
 
-void StepCall::Observe(const core::StepResult& result) const {
+void StepCall::Observe(server::Metrics* metrics, const core::StepResult& result) {
   const double seconds = static_cast<double>(result.device_ns) * 1e-9;
-  service_.metrics->ObserveStep(server::StepPlane::kRpc, seconds);
+  metrics->ObserveStep(server::StepPlane::kRpc, seconds);
   if (result.gathered_bytes > 0 && seconds > 0) {
-    service_.metrics->ObserveGatherRate(static_cast<double>(result.gathered_bytes) / seconds);
+    metrics->ObserveGatherRate(static_cast<double>(result.gathered_bytes) / seconds);
   }
 }
 
@@ -89,20 +94,25 @@ void StepCall::Run(core::Session& session, const v1::StepRequest& request, v1::S
   // Core checks the count of entries before anything is written, but the reply is sized here: check what it is sized
   // by.
   absl::Status status = session.CheckStepShape(request.rows_size(), request.top_k(), request.groups_size());
-  if (status.ok()) status = Begin(request.rows(), request.top_k(), request.source(), request.groups_size(), false);
+  if (status.ok())
+    status = Begin(request.rows(), request.top_k(), request.source(), request.groups_size(), false,
+                   FromProto(request.order()));
   if (!status.ok()) {
+    session.RefuseOrder(FromProto(request.order()));
     std::move(done)(std::move(status));
     return;
   }
   for (const v1::StepGroup& group : request.groups()) AddGroup(group, response->add_groups());
   session.Step(&request_, [this, response, done = std::move(done)](absl::StatusOr<core::StepResult> result) mutable {
     if (result.ok()) {
+      for (const absl::Status& s : result->statuses) ToProto(s, response->add_statuses());
+    }
+    if (result.ok() && !request_.order.signal) {
       for (int g = 0; g < response->groups_size(); ++g)
         FinishGroup(static_cast<size_t>(g), response->mutable_groups(g));
-      for (const absl::Status& s : result->statuses) ToProto(s, response->add_statuses());
       response->set_gathered_bytes(result->gathered_bytes);
       response->set_device_ns(result->device_ns);
-      Observe(*result);
+      Observe(service_.metrics, *result);
     }
     std::move(done)(result.status());
   });
@@ -112,8 +122,10 @@ void StepCall::Run(core::Session& session, const v1::ResolveRequest& request, v1
                    absl::AnyInvocable<void(absl::Status) &&> done) {
   response->set_boot_epoch(service_.registry->epoch());
   absl::Status status = session.CheckStepShape(request.rows_size(), request.top_k(), 1);
-  if (status.ok()) status = Begin(request.rows(), request.top_k(), request.source(), 1, true);
+  if (status.ok())
+    status = Begin(request.rows(), request.top_k(), request.source(), 1, true, FromProto(request.order()));
   if (!status.ok()) {
+    session.RefuseOrder(FromProto(request.order()));
     std::move(done)(std::move(status));
     return;
   }
@@ -127,8 +139,10 @@ void StepCall::Run(core::Session& session, const v1::ResolveRequest& request, v1
   session.Step(&request_, [this, response, rows, entries,
                            done = std::move(done)](absl::StatusOr<core::StepResult> result) mutable {
     if (result.ok()) {
-      FinishGroup(0, response->mutable_result());
       for (const absl::Status& s : result->statuses) ToProto(s, response->add_statuses());
+    }
+    if (result.ok() && !request_.order.signal) {
+      FinishGroup(0, response->mutable_result());
       const size_t top_k = static_cast<size_t>(request_.top_k);
       for (size_t row = 0; row < rows; ++row) {
         const int32_t* pool_rows = plan_.data() + row * top_k;
@@ -137,7 +151,7 @@ void StepCall::Run(core::Session& session, const v1::ResolveRequest& request, v1
         response->mutable_miss_pool_rows()->Add(pool_rows, pool_rows + misses);
         response->mutable_miss_hot_rows()->Add(hot_rows, hot_rows + misses);
       }
-      Observe(*result);
+      Observe(service_.metrics, *result);
     }
     std::move(done)(result.status());
   });

@@ -9,6 +9,10 @@
 
 namespace stoker::rpc {
 
+inline core::CallOrder FromProto(const v1::CallOrder& order) {
+  return {.number = order.number(), .wait = order.wait(), .signal = order.signal()};
+}
+
 // Reusable for one step after the other. Both messages must live until `done`.
 class StepCall {
  public:
@@ -22,10 +26,10 @@ class StepCall {
  private:
   // Fills request_ and readies a result for every group. RESOURCE_EXHAUSTED: the reply would be too large.
   absl::Status Begin(const google::protobuf::RepeatedPtrField<v1::StepRow>& rows, uint32_t top_k, v1::DataSource source,
-                     int groups, bool plan);
+                     int groups, bool plan, core::CallOrder order);
   void AddGroup(const v1::StepGroup& group, v1::StepGroupResult* result);
   void FinishGroup(size_t g, v1::StepGroupResult* result) const;
-  void Observe(const core::StepResult& result) const;
+  static void Observe(server::Metrics* metrics, const core::StepResult& result);
 
   const ServiceContext& service_;
   core::StepRequest request_;

@@ -185,6 +185,7 @@ TEST(PlaneMemoryTest, EveryTensorIsChecked) {
     for (const v1::ArenaTensor& tensor : good.attached.arena().tensors()) {
       const std::string& name = tensor.name();
       if (name == "staging" || name == "request" || name == "done") continue;
+      if (name == "engine_word" || name == "daemon_word") continue;  // of calls
       const std::vector<std::pair<std::string, std::function<void(Case&)>>> spoilt = {
           {"missing", [&](Case& c) { c.tensor(name)->set_name("unknown"); }},
           {"element", [&](Case& c) { c.tensor(name)->set_element(tensor.element() == "i32" ? "u8" : "i32"); }},

@@ -55,6 +55,11 @@ struct Device {
   absl::AnyInvocable<void(absl::Status) &&> on_lost;  // guarded by mutex
   std::vector<BouncedCopy> copies;                    // guarded by mutex
 
+  // What a wait for an order word looks at in place of the flag that ends it, and the other way round.
+  const uint32_t never_aborted = 0;
+  uint32_t unread = 0;
+  const uint64_t released = kernels::kReleasedOrder;
+
   void NoteCopy(bool gathers, const kernels::CopyLimits& limits) {
     const std::lock_guard lock(mutex);
     // Nobody takes those of a daemon.
@@ -104,7 +109,9 @@ class BouncedStream final : public Stream {
       : device_(std::move(device)), stream_(std::move(stream)) {}
 
   void Notify(absl::AnyInvocable<void(absl::Status) &&> done) override {
-    stream_->Notify([device = device_, batch = std::move(batch_), done = std::move(done)](absl::Status status) mutable {
+    stream_->Notify([device = device_, batch = std::move(batch_), ended = ended_, enqueued = enqueued_,
+                     done = std::move(done)](absl::Status status) mutable {
+      ended->store(enqueued);
       if (status.ok()) status = device->status();
       for (const Copied& copied : batch) {
         if (status.ok() && copied.target != nullptr) {
@@ -118,12 +125,15 @@ class BouncedStream final : public Stream {
   absl::AnyInvocable<void() &&> Hold() override { return stream_->Hold(); }
   std::shared_ptr<Event> Record() override { return stream_->Record(); }
   void Wait(std::shared_ptr<Event> event) override { stream_->Wait(std::move(event)); }
+  int64_t backlog() const override { return enqueued_ - ended_->load(); }
   void Timestamp(uint64_t* ns) override {
+    ++enqueued_;
     Check("ns", ns);
     stream_->Timestamp(ns);
   }
   absl::Status Copy(void* dst, const void* src, size_t bytes) override {
     if (bytes == 0) return absl::OkStatus();
+    ++enqueued_;
     const bool from_reach = device_->Has(src), to_reach = device_->Has(dst);
     if (from_reach && to_reach) return stream_->Copy(dst, src, bytes);
     auto staged = std::make_shared<std::vector<std::byte>>(bytes);
@@ -141,6 +151,7 @@ class BouncedStream final : public Stream {
   }
 
   absl::Status Resolve(const kernels::ResolveArgs& args) override {
+    ++enqueued_;
     Check(args.residency);
     for (const void* pointer :
          {static_cast<const void*>(args.real_rows), static_cast<const void*>(args.entries), args.lengths.data,
@@ -161,6 +172,7 @@ class BouncedStream final : public Stream {
           static_cast<const void*>(args.miss_counts), static_cast<const void*>(args.gathered_bytes)}) {
       Check("gather", pointer);
     }
+    ++enqueued_;
     device_->NoteCopy(/*gathers=*/true, args.limits);
     return stream_->Gather(args);
   }
@@ -174,6 +186,8 @@ class BouncedStream final : public Stream {
     Check("transfer.dst", args.dst.base);
     Check("transfer.src_rows", args.src_rows);
     Check("transfer.dst_rows", args.dst_rows);
+    Check("transfer.skip", args.skip);
+    ++enqueued_;
     device_->NoteCopy(/*gathers=*/false, args.limits);
     return stream_->Transfer(args);
   }
@@ -206,6 +220,26 @@ class BouncedStream final : public Stream {
   absl::Status AwaitQuiet(const kernels::AwaitQuietArgs& args) override {
     Check("await_quiet.state", args.state);
     return stream_->AwaitQuiet(args);
+  }
+  absl::Status AwaitOrder(const kernels::AwaitOrderArgs& args) override {
+    Check("await_order.word", args.word);
+    Check("await_order.abort", args.abort);
+    Check("await_order.aborted", args.aborted);
+    ++enqueued_;
+    // As a GPU: the word alone ends the wait, and the flag is looked at behind it.
+    kernels::AwaitOrderArgs wait = args;
+    wait.abort = &device_->never_aborted;
+    wait.aborted = &device_->unread;
+    kernels::AwaitOrderArgs look = args;
+    look.word = &device_->released;
+    if (absl::Status status = stream_->AwaitOrder(wait); !status.ok()) return status;
+    return stream_->AwaitOrder(look);
+  }
+  absl::Status SignalOrder(const kernels::SignalOrderArgs& args) override {
+    Check("signal_order.word", args.word);
+    Check("signal_order.aborted", args.aborted);
+    ++enqueued_;
+    return stream_->SignalOrder(args);
   }
   absl::Status BeginBatch(const kernels::BatchArgs& args) override {
     Check(args);
@@ -263,6 +297,9 @@ class BouncedStream final : public Stream {
 
   const std::shared_ptr<Device> device_;
   std::vector<Copied> batch_;
+  int64_t enqueued_ = 0;  // operations, those that decode steps take
+  // Of them, those before the last Notify that has called back.
+  const std::shared_ptr<std::atomic<int64_t>> ended_ = std::make_shared<std::atomic<int64_t>>(0);
   const std::unique_ptr<Stream> stream_;  // last: its destructor waits for work that uses the rest
 };
 
@@ -279,6 +316,8 @@ class Bounced final : public BouncedBackend {
 
   std::string_view device() const override { return name_; }
   bool reaches_pageable_memory() const override { return false; }
+  std::string_view no_order_words() const override { return {}; }
+  absl::Status ReleaseOrder(uint64_t* word) override { return cpu_->ReleaseOrder(word); }
   absl::StatusOr<std::unique_ptr<Buffer>> AllocatePool(size_t bytes, const kernels::PoolOptions& options) override {
     return Reached(cpu_->AllocatePool(bytes, options), true);
   }

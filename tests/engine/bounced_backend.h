@@ -5,7 +5,8 @@
 // are staged as the CUDA backend stages them: the source is read within the call, and the target written when the next
 // Notify completes. With STOKER_TEST_SLOW_END in the environment it takes an hour to end. On request it loses its
 // device: from then on all work fails, and allocations do. Memory with Sharing::kDescriptor looks like a CUDA
-// allocation, a whole number of 2 MiB behind a descriptor, though it is a file.
+// allocation, a whole number of 2 MiB behind a descriptor, though it is a file. A wait for an order word is ended by
+// the word alone, as a GPU's.
 //
 // Thread safety: as kernels::Backend.
 #pragma once

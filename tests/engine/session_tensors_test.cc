@@ -350,11 +350,11 @@ class TensorThreadsTest : public testing::Test {
     load_item.target = RowTarget::kTensor;
     load_item.tensor = RowsOf(*load);
     running.fetch_add(1);
-    session->Store({store_item}, [count, store](const absl::StatusOr<BatchResult>& result) { count(result); });
+    session->Store({store_item}, {}, [count, store](const absl::StatusOr<BatchResult>& result) { count(result); });
     while (running.load() != 0) std::this_thread::yield();
     ASSERT_EQ(good.load(), 1);
     running.fetch_add(1);
-    session->Load({load_item}, [count, load](const absl::StatusOr<BatchResult>& result) { count(result); });
+    session->Load({load_item}, {}, [count, load](const absl::StatusOr<BatchResult>& result) { count(result); });
     while (running.load() != 0) std::this_thread::yield();
     ASSERT_EQ(good.load(), 2);
     std::string loaded(kTensorBytes, '\0');
@@ -374,10 +374,11 @@ class TensorThreadsTest : public testing::Test {
       running.fetch_add(1);
       switch (random() % 4) {
         case 0:
-          session->Store({store_item}, [count, store](const absl::StatusOr<BatchResult>& result) { count(result); });
+          session->Store({store_item}, {},
+                         [count, store](const absl::StatusOr<BatchResult>& result) { count(result); });
           break;
         case 1:
-          session->Load({load_item}, [count, load](const absl::StatusOr<BatchResult>& result) { count(result); });
+          session->Load({load_item}, {}, [count, load](const absl::StatusOr<BatchResult>& result) { count(result); });
           break;
         case 2:
           session->UnregisterTensor(random() % 2 == 0 ? from : to,

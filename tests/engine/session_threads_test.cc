@@ -150,7 +150,7 @@ class SessionThreadsTest : public testing::Test {
     StoreItem item;
     item.range = {sequence.id, first, count};
     item.rows = call->rows;
-    session.Store({item},
+    session.Store({item}, {},
                   [call, done = std::move(done)](const absl::StatusOr<BatchResult>&) mutable { std::move(done)(); });
   }
 

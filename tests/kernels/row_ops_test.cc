@@ -298,6 +298,42 @@ TEST_P(RowOpsTest, TransferInsideThePool) {
   }));
 }
 
+// By parts as well, and with a counter.
+TEST_P(RowOpsTest, ATransferThatIsSkippedMovesNothing) {
+  std::mt19937_64 rng(16);
+  for (const uint32_t skip : {0u, 1u, 0x100u}) {
+    SCOPED_TRACE(skip);
+    Image pool;
+    Image device;
+    const StoreCase store(pool, "pool", RowLayout::Make({.row_bytes = 20}, 200).value(), 2, 0, rng);
+    std::vector<int32_t> from(64);
+    std::iota(from.begin(), from.end(), 10);
+    std::vector<int32_t> to(64);
+    std::iota(to.begin(), to.end(), 100);
+    const auto src_rows = device.Add("src_rows", from);
+    const auto dst_rows = device.Add("dst_rows", to);
+    const auto moved = device.Add("transferred_bytes", std::vector<uint64_t>{5});
+    const auto skipped = device.Add("skip", std::vector<uint32_t>{skip});
+    const std::vector<int32_t> layers = {0, 1};
+    ASSERT_TRUE(RunBoth(device, pool, [&](std::byte* device_base, std::byte* pool_base) {
+      return TransferArgs{.src = store.In(pool_base),
+                          .dst = store.In(pool_base),
+                          .src_row_limit = 200,
+                          .dst_row_limit = 200,
+                          .src_layers = layers.data(),
+                          .dst_layers = layers.data(),
+                          .layer_count = 2,
+                          .src_rows = src_rows.In(device_base),
+                          .dst_rows = dst_rows.In(device_base),
+                          .count = 64,
+                          .transferred_bytes = moved.In(device_base),
+                          .skip = skipped.In(device_base),
+                          .limits = {.max_blocks = 1, .max_bytes = 400}};
+    }));
+    EXPECT_EQ(device.Values(moved)[0], skip != 0 ? 5u : 5u + 64 * 2 * 20);
+  }
+}
+
 TEST_P(RowOpsTest, LongTransfer) {
   std::mt19937_64 rng(16);
   Image pool;

@@ -8,6 +8,7 @@
 #include "gtest/gtest.h"
 #include "kernels/gather.h"
 #include "kernels/invalidate.h"
+#include "kernels/order_word.h"
 #include "kernels/plane.h"
 #include "kernels/resolve.h"
 #include "kernels/transfer.h"
@@ -339,6 +340,31 @@ TEST(ValidateTest, AwaitQuiet) {
                    {
                        {[](A& a) { a.state = nullptr; }, "await_quiet.state: is null"},
                        {[](A& a) { a.abort = Odd<uint32_t>(); }, "is not a multiple of 4"},
+                   });
+}
+
+TEST(ValidateTest, AwaitOrder) {
+  using A = AwaitOrderArgs;
+  ExpectRefused<A>({.word = Some<uint64_t>(), .number = 1, .abort = Some<uint32_t>(), .aborted = Some<uint32_t>()},
+                   {
+                       {[](A& a) { a.word = nullptr; }, "await_order.word: is null"},
+                       {[](A& a) { a.word = Odd<uint64_t>(); }, "is not a multiple of 8"},
+                       {[](A& a) { a.number = 0; }, "await_order.number: 0 is outside [1, 4611686018427387904]"},
+                       {[](A& a) { a.number = kMaxOrder + 1; }, "await_order.number: "},
+                       {[](A& a) { a.number = UINT64_MAX; }, "await_order.number: "},
+                       {[](A& a) { a.abort = nullptr; }, "await_order.abort: is null"},
+                       {[](A& a) { a.aborted = nullptr; }, "await_order.aborted: is null"},
+                   });
+}
+
+TEST(ValidateTest, SignalOrder) {
+  using A = SignalOrderArgs;
+  ExpectRefused<A>({.word = Some<uint64_t>(), .number = kMaxOrder, .aborted = nullptr},
+                   {
+                       {[](A& a) { a.word = nullptr; }, "signal_order.word: is null"},
+                       {[](A& a) { a.number = 0; }, "signal_order.number: 0 is outside"},
+                       {[](A& a) { a.number = kReleasedOrder; }, "signal_order.number: "},
+                       {[](A& a) { a.aborted = Odd<uint32_t>(); }, "is not a multiple of 4"},
                    });
 }
 

@@ -84,6 +84,7 @@ void Gather(const kernels::GatherDenseArgs& args) {
 }
 
 void Transfer(const kernels::TransferArgs& args) {
+  if (args.skip != nullptr && *args.skip != 0) return;
   uint64_t bytes = 0;
   for (int64_t i = 0; i < args.count; ++i) {
     const int64_t src_row = args.src_rows[i];

@@ -146,6 +146,7 @@ MetricsSnapshot FullSnapshot() {
   snapshot.max_sessions = 64;
   snapshot.mps_enabled = true;
   snapshot.armed_sessions = 1;
+  snapshot.ordered_sessions = 3;
   snapshot.max_armed_sessions = 8;
   snapshot.hot_bytes = 1001;
   snapshot.max_hot_bytes = 1002;
@@ -223,6 +224,7 @@ TEST(MetricsTest, ScrapeShowsTheSnapshot) {
   EXPECT_EQ(exposition.at("stoker_max_sessions"), 64);
   EXPECT_EQ(exposition.at("stoker_mps_enabled"), 1);
   EXPECT_EQ(exposition.at("stoker_armed_sessions"), 1);
+  EXPECT_EQ(exposition.at("stoker_ordered_sessions"), 3);
   EXPECT_EQ(exposition.at("stoker_max_armed_sessions"), 8);
   EXPECT_EQ(exposition.at("stoker_hot_bytes"), 1001);
   EXPECT_EQ(exposition.at("stoker_max_hot_bytes"), 1002);

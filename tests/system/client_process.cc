@@ -3,6 +3,7 @@
 //
 //   attach  attached, before any other call
 //   keyed   has opened the sequence "victim" and stored half of its prompt: 32 of 64 rows
+//   ordered likewise, and the other half is to be stored when its engine word has come, which it does not
 //   busy    runs steps without a pause
 //   armed   is on the server plane, and has not begun a step
 //   step    is there, in the middle of a step
@@ -59,6 +60,21 @@ int StoreForEver(Rank& rank) {
   }
 }
 
+// The mode "ordered": a call that is answered, whose work waits.
+bool StoreInOrder(Rank& rank, const Sequence& sequence) {
+  stoker::v1::StoreRequest request;
+  request.mutable_order()->set_number(1);
+  request.mutable_order()->set_wait(true);
+  request.mutable_order()->set_signal(true);
+  stoker::v1::StoreItem* const item = request.add_items();
+  item->mutable_range()->set_sequence_id(sequence.id);
+  item->mutable_range()->set_first_row(32);
+  item->mutable_range()->set_row_count(32);
+  item->set_source(stoker::v1::DATA_SOURCE_SHARED);
+  stoker::v1::StoreResponse response;
+  return rank.session().Store(request, &response).ok() && response.statuses(0).code() == 0;
+}
+
 // The modes of the direct plane.
 int RunDirect(const stoker::client::Client& client, const stoker::v1::PoolSpec& pool,
               const stoker::v1::AttachRequest& request, const std::string& mode) {
@@ -95,11 +111,15 @@ int Run(const std::string& address, const std::string& pool, const std::string& 
     request.set_plane(stoker::v1::PLANE_DIRECT);
     return RunDirect(*client, spec, request, mode);
   }
+  const bool ordered = mode == "ordered";
+  request.set_ordered_calls(ordered);
+  if (ordered) request.set_staging_bytes(64 * 1024);
   Rank rank(*client, spec, request);
-  if (mode == "keyed") {
+  if (mode == "keyed" || ordered) {
     Sequence sequence{0, 0, MakeTokens(77, 64)};
     sequence.id = rank.Admit(rank.Item(sequence.tokens, 64, "victim")).sequence_id();
     if (sequence.id == 0 || !rank.Store(sequence, 0, 32).ok()) return 1;
+    if (ordered && !StoreInOrder(rank, sequence)) return 1;
   }
   if (mode == "tensor") return StoreForEver(rank);
   std::unique_ptr<ServerPlane> plane;

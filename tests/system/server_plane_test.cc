@@ -340,7 +340,8 @@ TEST_F(ImpatientServerPlaneTest, NoMoreThanTheLimitAreArmed) {
   auto b = Arm(second);
   const absl::Status refused = ServerPlane::Arm(third.session(), kTopK).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("2 are armed, limit max_armed_sessions 2"));
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("2 are armed, 0 have ordered calls, limit max_armed_sessions 2"));
   ASSERT_TRUE(a->Disarm().ok());
   EXPECT_EQ(a->Disarm().status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_NE(Arm(third), nullptr);

@@ -73,8 +73,8 @@ class DevicePlane {
   static constexpr absl::Duration kWatchPeriod = absl::Milliseconds(100);
 
   // Asks the driver, by the environment, for what streams that wait need: kernels that are loaded eagerly, and 8
-  // connections under MPS, so that up to 8 streams of the process run beside one another. Leaves alone what the environment says already. To be called before anything else that uses
-  // CUDA, and before threads are started.
+  // connections under MPS, so that up to 8 streams of the process run beside one another. Leaves alone what the
+  // environment says already. To be called before anything else that uses CUDA, and before threads are started.
   static void SetUpProcess();
 
   // Puts the session on the server plane, with top_k entries for each batch row. Where an older plane of the session is

@@ -257,7 +257,8 @@ class WorkloadBench {
     return best;
   }
 
-  // Commit of 1, 8 and 64 newest rows, and store and load of 32,768 tokens, in 61 layers; against the same bytes in one copy.
+  // Commit of 1, 8 and 64 newest rows, and store and load of 32,768 tokens, in 61 layers; against the same bytes in one
+  // copy.
   void TransferRates() {
     constexpr int32_t kLayers = 61;
     constexpr int64_t kTokens = 32768;

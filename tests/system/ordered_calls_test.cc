@@ -317,9 +317,11 @@ TEST_F(OrderedCallsTest, NumbersOfMalformedCallsCome) {
   *resolve.mutable_order() = Order(++number, true, true);
   v1::ResolveResponse resolved;
   check(session.Resolve(resolve, &resolved));
-  *step.mutable_order() = Order(number, true, true);
-  const absl::Status again = session.Step(step, &stepped);
+  // Good, but for its number.
+  const Sequence sequence = rank.Open(Prompt(kPrompt), kMaxRows);
+  const absl::Status again = session.Store(StoreOf(sequence, 7, Order(number, true, true)), &stored);
   EXPECT_EQ(again.code(), absl::StatusCode::kInvalidArgument) << again;
+  EXPECT_THAT(std::string(again.message()), HasSubstr(absl::StrCat("order.number: ", number, " given, limits ")));
   EXPECT_EQ(DaemonWord(session), number);
 }
 
@@ -407,7 +409,15 @@ TEST_F(OrderedCallsTest, ASessionThatComesBackBeginsAnew) {
   const auto call = session.SignalEngine(nullptr);
   ASSERT_TRUE(call.ok());
   EXPECT_EQ(call->number, 4u);
+  // It waits for what nobody has asked for, until the daemon goes.
+  absl::Status waited;
+  std::thread waiting([&] { waited = session.AwaitDaemon(*call, {}); });
+  absl::SleepFor(absl::Milliseconds(20));
+  const absl::Time begin = absl::Now();
   daemon().process().Kill();
+  waiting.join();
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(2));
+  EXPECT_EQ(waited.code(), absl::StatusCode::kUnavailable) << waited;
   daemon().Restart();
   EXPECT_TRUE(Eventually(absl::Seconds(30), [&] { return session.generation() == 2 && session.attached(); }));
   const absl::Status late = session.AwaitDaemon(*call, {});

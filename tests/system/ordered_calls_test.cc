@@ -452,6 +452,11 @@ TEST_F(FewOrderedCallsTest, NoMoreThanTheLimitHaveThem) {
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted) << refused.status();
   EXPECT_THAT(std::string(refused.status().message()),
               HasSubstr("0 are armed, 1 have ordered calls, limit max_armed_sessions 1"));
+  // Nobody is superseded for a session that cannot be had.
+  Rank plain(client(), pool_, Request("plain"), WithoutReattach());
+  EXPECT_EQ(client().Attach(Request("plain"), Ordered()).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(plain.session().attached());
+  EXPECT_EQ(SessionCount(), 2);
   // Its own name is free for a session that takes its place.
   const auto next = client().Attach(Request("first"), Ordered());
   EXPECT_TRUE(next.ok()) << next.status();

@@ -32,6 +32,9 @@ enum class IndexSpace : uint8_t { kUnspecified = 0, kPosition = 1, kPoolRow = 2 
 // How the engine is to map the session's arena. Values are those of ArenaSharing in sessions.proto.
 enum class ArenaSharing : uint8_t { kUnspecified = 0, kIpcHandle = 1, kDescriptor = 2 };
 
+// The largest number of a call with an order.
+inline constexpr uint64_t kMaxOrder = uint64_t{1} << 62;
+
 // How many entries ended how; the order of LookupCounts in residency.proto.
 inline constexpr int kOutcomeCount = 6;
 

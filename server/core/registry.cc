@@ -427,6 +427,10 @@ absl::StatusOr<std::shared_ptr<Session>> Registry::AttachNow(const std::shared_p
                                                        hot_bytes, " are in use, limit max_hot_bytes ",
                                                        limits_.max_hot_bytes));
     }
+    if (spec.ordered_calls) {
+      const bool going = superseded && sessions_[superseded].session->spec().ordered_calls;
+      if (absl::Status status = waiting_sessions_.CheckOrdered(going ? 1 : 0); !status.ok()) return status;
+    }
     if (!call->id) call->id = SessionId{next_session_++};
     if (superseded) {
       old_events = sessions_[superseded].events;

@@ -88,6 +88,8 @@ class WaitingSessions {
   // RESOURCE_EXHAUSTED with the figures.
   absl::Status TakeArmed() { return Take(&armed_); }
   absl::Status TakeOrdered() { return Take(&ordered_); }
+  // Whether TakeOrdered would succeed when so many of them have gone.
+  absl::Status CheckOrdered(int64_t going) const;
   void GiveArmedBack() { GiveBack(&armed_); }
   void GiveOrderedBack() { GiveBack(&ordered_); }
   int64_t armed() const;
@@ -95,6 +97,7 @@ class WaitingSessions {
 
  private:
   absl::Status Take(int64_t* count);
+  absl::Status Check(int64_t going) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void GiveBack(int64_t* count);
 
   const int64_t limit_;
@@ -214,7 +217,7 @@ struct StepGroupRequest {
   int32_t* miss_counts = nullptr;
 };
 
-// The order of a call's work with the engine's, in a session with ordered calls (kernels/order_word.h). No number, and
+// The order of a call's work with the engine's, in a session with ordered calls. No number, and
 // neither of the two: none.
 struct CallOrder {
   uint64_t number = 0;  // above those of earlier calls

@@ -9,7 +9,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "kernels/order_word.h"
 #include "server/core/session.h"
 
 namespace stoker::core {
@@ -21,14 +20,22 @@ constexpr int64_t kMaxBacklog = 768;
 
 }  // namespace
 
+absl::Status WaitingSessions::Check(int64_t going) const {
+  if (armed_ + ordered_ - going < limit_) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("sessions: ", armed_, " are armed, ", ordered_ - going,
+                                                   " have ordered calls, limit max_armed_sessions ", limit_));
+}
+
 absl::Status WaitingSessions::Take(int64_t* count) {
   absl::MutexLock lock(&mutex_);
-  if (armed_ + ordered_ >= limit_) {
-    return absl::ResourceExhaustedError(absl::StrCat("sessions: ", armed_, " are armed, ", ordered_,
-                                                     " have ordered calls, limit max_armed_sessions ", limit_));
-  }
+  if (absl::Status status = Check(0); !status.ok()) return status;
   ++*count;
   return absl::OkStatus();
+}
+
+absl::Status WaitingSessions::CheckOrdered(int64_t going) const {
+  absl::MutexLock lock(&mutex_);
+  return Check(going);
 }
 
 void WaitingSessions::GiveBack(int64_t* count) {
@@ -71,9 +78,8 @@ absl::Status Session::CheckOrder(const CallOrder& order) const {
     return absl::FailedPreconditionError(
         absl::StrCat("order: given, session ", id_.value, " was attached without ordered_calls"));
   }
-  if (order.number < 1 || order.number > kernels::kMaxOrder) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("order.number: ", order.number, " given, limits 1 and ", kernels::kMaxOrder));
+  if (order.number < 1 || order.number > kMaxOrder) {
+    return absl::InvalidArgumentError(absl::StrCat("order.number: ", order.number, " given, limits 1 and ", kMaxOrder));
   }
   if (!order.wait && !order.signal) {
     return absl::InvalidArgumentError("order: neither wait nor signal given, at least one of them is needed");
@@ -85,7 +91,7 @@ absl::Status Session::BeginOperation(const CallOrder& order) {
   if (!order.given()) return BeginOperation();
   if (order.number <= last_order_) {
     return absl::InvalidArgumentError(absl::StrCat("order.number: ", order.number, " given, limits ", last_order_ + 1,
-                                                   ", one above an earlier call's, and ", kernels::kMaxOrder));
+                                                   ", one above an earlier call's, and ", kMaxOrder));
   }
   absl::Status status = BeginOperation();
   if (!status.ok()) {

@@ -16,6 +16,8 @@
 
 namespace stoker::engine {
 
+static_assert(core::kMaxOrder == kernels::kMaxOrder);
+
 class OrderWords final : public core::OrderAbort {
  public:
   // `flag`: host memory of a uint32_t, 0. `engine_word` is memory of the backend, and both live until Close.

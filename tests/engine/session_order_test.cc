@@ -753,6 +753,14 @@ TEST_P(SessionOrderTest, AsManyPiecesOfWorkAsMayBeAreQueued) {
   Finish(attached, number);
   AwaitDone(attached, number);
   AwaitQueued(**attached.session, 0);
+  // Calls that are refused add nothing to it.
+  for (int i = 0; i < 1000; ++i) {
+    const CallOrder order = i == 0 ? Both(++number) : Signal(++number);
+    StepRequest step = Step(sequence, i == 0 ? kPrompt + 1 : kMaxRows + 1, order);
+    Answer<StepResult> answer;
+    (*attached.session)->Step(&step, answer.Receiver());
+    EXPECT_EQ(answer.Get().ok(), i == 0) << answer.Get().status();
+  }
   StepRequest step = Step(sequence, kPrompt + 1, Both(++number));
   Answer<StepResult> more;
   (*attached.session)->Step(&step, more.Receiver());

@@ -317,9 +317,11 @@ TEST_F(OrderedCallsTest, NumbersOfMalformedCallsCome) {
   *resolve.mutable_order() = Order(++number, true, true);
   v1::ResolveResponse resolved;
   check(session.Resolve(resolve, &resolved));
-  *step.mutable_order() = Order(number, true, true);
-  const absl::Status again = session.Step(step, &stepped);
+  // Good, but for its number.
+  const Sequence sequence = rank.Open(Prompt(kPrompt), kMaxRows);
+  const absl::Status again = session.Store(StoreOf(sequence, 7, Order(number, true, true)), &stored);
   EXPECT_EQ(again.code(), absl::StatusCode::kInvalidArgument) << again;
+  EXPECT_THAT(std::string(again.message()), HasSubstr(absl::StrCat("order.number: ", number, " given, limits ")));
   EXPECT_EQ(DaemonWord(session), number);
 }
 
@@ -407,7 +409,15 @@ TEST_F(OrderedCallsTest, ASessionThatComesBackBeginsAnew) {
   const auto call = session.SignalEngine(nullptr);
   ASSERT_TRUE(call.ok());
   EXPECT_EQ(call->number, 4u);
+  // It waits for what nobody has asked for, until the daemon goes.
+  absl::Status waited;
+  std::thread waiting([&] { waited = session.AwaitDaemon(*call, {}); });
+  absl::SleepFor(absl::Milliseconds(20));
+  const absl::Time begin = absl::Now();
   daemon().process().Kill();
+  waiting.join();
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(2));
+  EXPECT_EQ(waited.code(), absl::StatusCode::kUnavailable) << waited;
   daemon().Restart();
   EXPECT_TRUE(Eventually(absl::Seconds(30), [&] { return session.generation() == 2 && session.attached(); }));
   const absl::Status late = session.AwaitDaemon(*call, {});
@@ -442,6 +452,11 @@ TEST_F(FewOrderedCallsTest, NoMoreThanTheLimitHaveThem) {
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted) << refused.status();
   EXPECT_THAT(std::string(refused.status().message()),
               HasSubstr("0 are armed, 1 have ordered calls, limit max_armed_sessions 1"));
+  // Nobody is superseded for a session that cannot be had.
+  Rank plain(client(), pool_, Request("plain"), WithoutReattach());
+  EXPECT_EQ(client().Attach(Request("plain"), Ordered()).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(plain.session().attached());
+  EXPECT_EQ(SessionCount(), 2);
   // Its own name is free for a session that takes its place.
   const auto next = client().Attach(Request("first"), Ordered());
   EXPECT_TRUE(next.ok()) << next.status();

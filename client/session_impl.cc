@@ -225,10 +225,10 @@ absl::Status Session::Impl::TryAttach(absl::Time deadline, bool wait_for_ready) 
   std::vector<std::shared_ptr<SessionOrder>> idle;  // they go without the mutex
   const std::lock_guard lock(mutex_);
   if (lease_ != nullptr && lease_->order != nullptr) last_orders_.push_back(lease_->order);
-  const auto busy = std::partition(last_orders_.begin(), last_orders_.end(),
-                                   [](const std::shared_ptr<SessionOrder>& order) { return !order->Idle(); });
-  std::move(busy, last_orders_.end(), std::back_inserter(idle));
-  last_orders_.erase(busy, last_orders_.end());
+  const auto first_idle = std::partition(last_orders_.begin(), last_orders_.end(),
+                                         [](const std::shared_ptr<SessionOrder>& order) { return !order->Idle(); });
+  std::move(first_idle, last_orders_.end(), std::back_inserter(idle));
+  last_orders_.erase(first_idle, last_orders_.end());
   next->generation = lease_ == nullptr ? 1 : lease_->generation + 1;
   lease_ = std::move(next);
   state_ = State::kAttached;

@@ -81,6 +81,9 @@ class Session::Impl {
     OrderedCall call = {.generation = options.generation, .number = request.order().number()};
     absl::Status status;
     if (call.number != 0) {
+      if (const std::shared_ptr<const Lease> now = lease(); call.generation == 0 && now != nullptr) {
+        rest.generation = call.generation = now->generation;
+      }
       status = Call(stub, method, request, response, rest);
     } else {
       status = BeginInOrder(request.order().wait(), options.stream, deadline, &call);

@@ -28,7 +28,7 @@ class SessionOrder {
   // FAILED_PRECONDITION: the arena has no order words, or its GPU no operations on them. UNIMPLEMENTED: it is on a GPU,
   // and this build of the client has no CUDA. The arena's status where it is not mapped.
   static absl::StatusOr<std::shared_ptr<SessionOrder>> Make(std::shared_ptr<const Arena> arena);
-  // Releases. Waits, for a bounded time, for what was enqueued.
+  // On a GPU: releases, and waits, for a bounded time, for what was enqueued.
   virtual ~SessionOrder() = default;
 
   // Takes the next number.

@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -179,8 +181,8 @@ class Stream {
   virtual absl::Status AwaitOrder(const AwaitOrderArgs& args) = 0;
   virtual absl::Status SignalOrder(const SignalOrderArgs& args) = 0;
 
-  // How many operations were enqueued behind the last Notify that has called back. With some 1,000 of them a device may
-  // let the caller of the next one wait.
+  // How many pieces of work, an operation or more where limits cut it, were enqueued behind the last Notify that has
+  // called back. With some 1,000 of them a device may let the caller of the next one wait.
   virtual int64_t backlog() const { return 0; }
 
   // Records what `body` enqueues on this stream, without running it. `body` may use the operations, Timestamp, and Copy
@@ -218,13 +220,16 @@ class Backend {
   virtual bool shares_contexts() const { return false; }
   // Why a stream must not wait for doorbells here; empty where it may.
   virtual std::string_view no_doorbells() const { return {}; }
-  // FAILED_PRECONDITION: with so many streams that wait, for doorbells or order words, others would not go on.
-  virtual absl::Status CheckWaitingStreams(int64_t streams) const {
-    static_cast<void>(streams);
-    return absl::OkStatus();
-  }
+  // How many streams may wait, for doorbells or order words, while others go on; and what decides it.
+  struct WaitingLimit {
+    int64_t streams = 0;
+    std::string reason;
+  };
+  virtual std::optional<WaitingLimit> waiting_limit() const { return std::nullopt; }
   // Why a stream must not wait for order words here; empty where it may.
   virtual std::string_view no_order_words() const { return "it has no order words"; }
+  // Whether shared memory that is not by descriptor is given out again, while another process may have it mapped still.
+  virtual bool recycles_shared_memory() const { return false; }
   // Sets a word of device memory to kReleasedOrder, soon, whatever streams of this backend wait for. Any thread.
   virtual absl::Status ReleaseOrder(uint64_t* /*word*/) {
     return absl::UnimplementedError("word: this device has no order words");

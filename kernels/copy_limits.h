@@ -53,6 +53,14 @@ void ForTransferParts(int64_t count, int32_t layer_count, int64_t row_bytes, con
   }
 }
 
+// How many parts that are.
+inline int64_t TransferParts(int64_t count, int32_t layer_count, int64_t row_bytes, const CopyLimits& limits,
+                             int64_t max_pairs, int32_t max_layers) {
+  int64_t parts = 0;
+  ForTransferParts(count, layer_count, row_bytes, limits, max_pairs, max_layers, [&](const TransferPart&) { ++parts; });
+  return parts;
+}
+
 // Layers that one launch gathers: max_layers, or fewer where rows x top_k rows of each would be more than max_bytes.
 inline int32_t GatherLayers(int32_t rows, int32_t top_k, int64_t row_bytes, const CopyLimits& limits,
                             int32_t max_layers) {

@@ -175,6 +175,20 @@ absl::Status Daemon::lost() const {
   return lost_;
 }
 
+absl::Status Daemon::LimitArmedSessions(const kernels::Backend& backend) {
+  const auto limit = backend.waiting_limit();
+  if (!limit.has_value() || config_.max_armed_sessions() <= limit->streams) return absl::OkStatus();
+  if (config_.has_max_armed_sessions()) {
+    return absl::FailedPreconditionError(absl::StrCat("max_armed_sessions: ", config_.max_armed_sessions(),
+                                                      " given, limit ", limit->streams, " on ",
+                                                      std::string(backend.device()), ", ", limit->reason));
+  }
+  Log::Warning("fewer sessions can be armed or have ordered calls than by default",
+               {{"device", backend.device()}, {"limit", limit->streams}, {"reason", limit->reason}});
+  config_.set_max_armed_sessions(limit->streams);
+  return absl::OkStatus();
+}
+
 absl::Status Daemon::Initialize(const MakeBackends& make_backends) {
   // For the process: with its last server gRPC would shut down, and can wait 10 s for a poller of its own in that.
   static const bool kept = (grpc_init(), true);
@@ -185,9 +199,7 @@ absl::Status Daemon::Initialize(const MakeBackends& make_backends) {
   backends_ = *std::move(backends);
   std::vector<kernels::Backend*> devices;
   for (const std::unique_ptr<kernels::Backend>& backend : backends_) {
-    if (absl::Status status = backend->CheckWaitingStreams(config_.max_armed_sessions()); !status.ok()) {
-      return absl::Status(status.code(), absl::StrCat("max_armed_sessions: ", status.message()));
-    }
+    if (absl::Status status = LimitArmedSessions(*backend); !status.ok()) return status;
     backend->OnLost([this](absl::Status status) { OnLost(status); });
     devices.push_back(backend.get());
   }

@@ -74,6 +74,8 @@ class Daemon {
   absl::Status Initialize(const MakeBackends& make_backends);
   // The backends that config_.device() names.
   absl::StatusOr<std::vector<std::unique_ptr<kernels::Backend>>> MakeDevices() const;
+  // FAILED_PRECONDITION where the configuration has more than the device carries.
+  absl::Status LimitArmedSessions(const kernels::Backend& backend);
   void OnLost(const absl::Status& status);
   // How the registry tells of pools that are made.
   core::Registry::PoolEvents PoolEvents();
@@ -91,7 +93,7 @@ class Daemon {
 
   static constexpr absl::Duration kPoolLogPeriod = absl::Seconds(3);
 
-  const DaemonConfig config_;
+  DaemonConfig config_;  // max_armed_sessions: what the devices carry
   const std::function<void()> tell_failed_;
   mutable absl::Mutex mutex_;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);

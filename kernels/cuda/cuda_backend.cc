@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -111,11 +113,11 @@ class CudaBackend final : public Backend {
     const absl::string_view reason = no_order_words_.message();
     return std::string_view(reason.data(), reason.size());
   }
+  bool recycles_shared_memory() const override { return true; }
   bool shares_contexts() const override { return mps_; }
-  absl::Status CheckWaitingStreams(int64_t streams) const override {
-    const int64_t limit = Connections() / 2;
-    if (streams <= limit) return absl::OkStatus();
-    return absl::FailedPreconditionError(absl::StrCat(streams, " given, limit ", limit, ", half of ", kConnections));
+  std::optional<WaitingLimit> waiting_limit() const override {
+    const int64_t connections = Connections();
+    return WaitingLimit{connections / 2, absl::StrCat("half of ", kConnections, "=", connections)};
   }
 
   absl::StatusOr<std::unique_ptr<Buffer>> AllocatePool(size_t bytes, const PoolOptions& options) override {

@@ -238,6 +238,7 @@ absl::Status CudaStream::Resolve(const ResolveArgs& args) {
 
 absl::Status CudaStream::ResolveGather(const ResolveArgs& args, const GatherCompactArgs& gather) {
   if (absl::Status status = Validate(args, gather); !status.ok()) return status;
+  CountLaunches(gather);
   const CurrentDevice current(device_);
   return Check(LaunchResolveGather(args, gather, nullptr, limits_, stream_.get()), "a kernel cannot be launched");
 }
@@ -250,7 +251,14 @@ absl::Status CudaStream::ResolveGather(const ResolveArgs& args, const GatherComp
   return Check(LaunchResolveGather(args, gather, &ring, limits_, stream_.get()), "a kernel cannot be launched");
 }
 
+void CudaStream::CountLaunches(const GatherCompactArgs& args) {
+  const int32_t layers =
+      GatherLayers(args.rows, args.top_k, args.pool.layout.row_bytes(), args.limits, kMaxLaunchLayers);
+  enqueued_ += (args.layer_count + layers - 1) / layers;
+}
+
 absl::Status CudaStream::Gather(const GatherCompactArgs& args) {
+  CountLaunches(args);
   return Enqueue(args, [&] { return LaunchGather(args, stream_.get()); });
 }
 
@@ -259,6 +267,8 @@ absl::Status CudaStream::Gather(const GatherDenseArgs& args) {
 }
 
 absl::Status CudaStream::Transfer(const TransferArgs& args) {
+  enqueued_ += TransferParts(args.count, args.layer_count, args.src.layout.row_bytes(), args.limits, kMaxLaunchPairs,
+                             kMaxLaunchLayers);
   return Enqueue(args, [&] { return LaunchTransfer(args, stream_.get()); });
 }
 

@@ -106,6 +106,8 @@ class CudaStream final : public Stream {
     ++enqueued_;
     return shared_.health->Check(error, what);
   }
+  // Of a gather, which Check counts as one.
+  void CountLaunches(const GatherCompactArgs& args);
   // DeviceWaits knows from now on that this stream may wait.
   void BeginToWait();
   // Pinned memory, at most a slab of it, that stays until the next Notify has completed.

@@ -15,6 +15,11 @@ struct DeviceLimits {
   bool clusters = false;     // compute capability 9.0 and above
 };
 
+// Layers of a launch, and pairs of rows of a transfer's: pieces of one layer are counted in 32 bits, and the longest
+// row has 16,384 of them. More take more launches.
+inline constexpr int kMaxLaunchLayers = 64;
+inline constexpr int64_t kMaxLaunchPairs = 65536;
+
 // About 16 blocks saturate the link (measurements: 16 blocks 41.0 GB/s, 132 blocks 41.2); a few more make up for those
 // that resolve, and more still only keep multiprocessors from neighbours. Each sequence of a small batch gets several.
 inline constexpr int kTargetBlocks = 64;

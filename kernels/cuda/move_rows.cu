@@ -206,13 +206,11 @@ cudaError_t LaunchGather(const GatherDenseArgs& args, cudaStream_t stream) {
 }
 
 cudaError_t LaunchTransfer(const TransferArgs& args, cudaStream_t stream) {
-  // Pieces of one layer are counted in 32 bits: the longest row has 16,384 of them.
-  constexpr int64_t kMaxPairs = 65536;
   const RowCopy copy = MakeRowCopy(args.src, args.dst);
   const Limits limits = {args.src_row_limit, args.dst_row_limit};
   cudaError_t error = cudaSuccess;
   ForTransferParts(
-      args.count, args.layer_count, copy.row_bytes(), args.limits, kMaxPairs, LayerPairs::kMax,
+      args.count, args.layer_count, copy.row_bytes(), args.limits, kMaxLaunchPairs, LayerPairs::kMax,
       [&](const TransferPart& of_all) {
         if (error != cudaSuccess) return;
         const TransferArgs part = PartOf(args, of_all);

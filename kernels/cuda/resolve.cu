@@ -109,6 +109,7 @@ class OtherBlocks {
   // What such a block does. Returns the number of batch rows that it is to take from global memory.
   __device__ int32_t Serve() const {
     messages_->sources.AwaitClosed();
+    WaitForEarlier();  // the block that resolves has, and for the rows that are read now each block must
     const int32_t rows = lists_.sources->x;
     if (rows < 0) return ~rows;
     if (rows > 0) lists_.Copy(gather_, rows, [this] { messages_->targets.AwaitClosed(); });

@@ -10,13 +10,14 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/launch_shape.h"
 #include "kernels/row_layout.h"
 
 namespace stoker::kernels::cuda {
 
 // Layers of one launch, by value.
 struct LayerPairs {
-  static constexpr int kMax = 64;  // more layers take more launches
+  static constexpr int kMax = kMaxLaunchLayers;
   int32_t count = 0;
   int16_t src[kMax];
   int16_t dst[kMax];

@@ -242,6 +242,8 @@ class SessionStorage {
   virtual absl::Status SignalOrder(uint64_t number) = 0;
   // See kernels::Stream::backlog.
   virtual int64_t backlog() const = 0;
+  // By how much it grows, at most, with a Store or Load of so many rows, or with one of tensors.
+  virtual int64_t PiecesOf(int64_t rows, absl::Span<const Tensor* const> tensors) const = 0;
 
   // Gives a state row its sequence and block table. The state row is empty.
   virtual absl::Status Open(int32_t state_row, SequenceId id, absl::Span<const int32_t> table) = 0;
@@ -327,6 +329,8 @@ class Engine {
   virtual std::string NoArenaSharing(absl::string_view device, ArenaSharing sharing) const = 0;
   // Why sessions of this pool can have no direct plane; empty where they can.
   virtual std::string NoDirectPlane(const PoolStorage& pool) const = 0;
+  // Whether an arena there that is not by descriptor is another session's memory later.
+  virtual bool RecyclesArenas(absl::string_view device) const = 0;
   // Why sessions on the device can have no ordered calls; empty where they can.
   virtual std::string NoOrderedCalls(absl::string_view device) const = 0;
   // Bytes that CreatePool and CreateSession would take.

@@ -392,6 +392,16 @@ absl::StatusOr<std::shared_ptr<Session>> Registry::AttachNow(const std::shared_p
       return absl::FailedPreconditionError(absl::StrCat("plane: the direct plane is not available: ", reason));
     }
   }
+  if (spec.ordered_calls) {
+    // What an engine still sets, or waits for, when its session has ended must not be another session's: an allocation
+    // with a descriptor is the engine's until it lets go.
+    if (spec.arena_sharing == ArenaSharing::kIpcHandle) {
+      return absl::InvalidArgumentError(
+          "arena_sharing: ARENA_SHARING_IPC_HANDLE given with ordered_calls, allowed are UNSPECIFIED (0) and "
+          "ARENA_SHARING_DESCRIPTOR (2)");
+    }
+    if (engine_->RecyclesArenas(spec.device)) spec.arena_sharing = ArenaSharing::kDescriptor;
+  }
   if (const std::string reason = engine_->NoArenaSharing(spec.device, spec.arena_sharing); !reason.empty()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "arena_sharing: ",

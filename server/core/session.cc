@@ -103,6 +103,10 @@ absl::Status Session::BeginOperation() {
 void Session::EndOperation() {
   absl::AnyInvocable<void() &&> drained;
   {
+    absl::MutexLock lock(&waits_mutex_);
+    if (!waits_.empty()) waits_since_ = absl::Now();
+  }
+  {
     absl::MutexLock lock(&mutex_);
     PayOrder();
     if (queued_.fetch_sub(1, std::memory_order_relaxed) == 1 && !ended_.ok())
@@ -211,6 +215,8 @@ void Session::ApplyForeignWrite(SequenceId id, const WriteFollowUp& write, absl:
     const auto it = open_.find(id);
     if (storage_ != nullptr) {
       queued_.fetch_add(1, std::memory_order_relaxed);
+      // Of the writer's completion, which must not wait for this session's engine.
+      MakeRoomForOthers();
       if (it != open_.end()) {
         WritePlan plan;
         plan.updates = write.updates;

@@ -13,9 +13,9 @@
 //     only from the completion of a fence behind all such work.
 //  2. A state row has at most one sequence, and is empty when it gets one.
 //  3. When `End` was called no operation begins; `drained` is called once, when the last one that had begun is done.
-//  4. A call with an order takes its number, and enqueues its work, under one hold of the mutex: signals come in the
-//  order
-//     of the numbers.
+//  4. A call with an order takes its number, and enqueues its work, under one hold of the mutex, so that signals come
+//  in
+//     the order of the numbers; but for a Store whose rows go through bounce memory, which has no signal.
 //  5. A tensor is mapped as long as work of the session may use it: it is unmapped behind a fence that follows all such
 //     work, or by Destroy when the stream is gone.
 #pragma once
@@ -217,14 +217,15 @@ struct StepGroupRequest {
   int32_t* miss_counts = nullptr;
 };
 
-// The order of a call's work with the engine's, in a session with ordered calls. No number, and
-// neither of the two: none.
+// The order of a call's work with the engine's, in a session with ordered calls. Nothing set: none.
 struct CallOrder {
   uint64_t number = 0;  // above those of earlier calls
   bool wait = false;    // the work begins when the engine word has come to the number
   bool signal = false;  // the reply comes when the work is enqueued, and the daemon word is raised when it is done
 
-  bool given() const { return number != 0 || wait || signal; }
+  bool present = false;  // whatever it says
+
+  bool given() const { return present || number != 0 || wait || signal; }
 };
 
 struct StepResult;
@@ -408,6 +409,12 @@ class Session : public std::enable_shared_from_this<Session> {
   // RESOURCE_EXHAUSTED: more work is enqueued on a stream that may wait than a device takes without letting the caller
   // wait.
   absl::Status CheckBacklog() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Of an item of Store or Load with so many rows: RESOURCE_EXHAUSTED, where as much is enqueued behind a wait.
+  absl::Status CheckRoom(int64_t rows, absl::Span<const Tensor* const> tensors) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Before work of another session is enqueued here: where there is no room for it the waits are aborted, and the
+  // session is over.
+  void MakeRoomForOthers() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // From now on nothing waits for the engine.
   void AbortWaits();
   // Calls with an order: what can be said of it without the others;
@@ -507,7 +514,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // Calls whose work waits, or is behind its wait, by number.
   mutable absl::Mutex waits_mutex_;
   std::deque<uint64_t> waits_ ABSL_GUARDED_BY(waits_mutex_);
-  absl::Time waits_since_ ABSL_GUARDED_BY(waits_mutex_);  // for the first of them
+  absl::Time waits_since_ ABSL_GUARDED_BY(waits_mutex_);  // since when nothing of the session has ended
+  bool is_full_ ABSL_GUARDED_BY(waits_mutex_) = false;    // see MakeRoomForOthers
   absl::Mutex device_mutex_;
   DeviceTotals device_totals_ ABSL_GUARDED_BY(device_mutex_);
   PlaneSample plane_sample_ ABSL_GUARDED_BY(device_mutex_);

@@ -15,8 +15,11 @@ namespace stoker::core {
 namespace {
 
 // Some 1,000 pieces of work fit into a stream of a GPU; the next one would let the caller wait, who holds the session's
-// mutex. A step of 61 index groups has some 130 of them.
-constexpr int64_t kMaxBacklog = 768;
+// mutex. A step of 61 index groups has some 130 of them, and with limits of copies twice as many: with kMaxBacklog
+// before it there is room for it. Items of one call are let in up to kFullBacklog, and what other sessions' writes
+// need.
+constexpr int64_t kMaxBacklog = 512;
+constexpr int64_t kFullBacklog = 896;
 
 }  // namespace
 
@@ -59,6 +62,29 @@ absl::Status Session::CheckBacklog() const {
   if (backlog < kMaxBacklog) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat("session: ", id_.value, " has ", backlog,
                                                    " pieces of work queued on the device, limit ", kMaxBacklog));
+}
+
+absl::Status Session::CheckRoom(int64_t rows, absl::Span<const Tensor* const> tensors) const {
+  if (order_abort_ == nullptr) return absl::OkStatus();
+  {
+    absl::MutexLock lock(&waits_mutex_);
+    if (waits_.empty()) return absl::OkStatus();  // then to wait for room is to wait for the device alone
+  }
+  const int64_t backlog = storage_->backlog();
+  const int64_t pieces = storage_->PiecesOf(rows, tensors);
+  if (backlog + pieces <= kFullBacklog) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("range: ", rows, " rows make ", pieces, " pieces of work behind ",
+                                                   backlog, " that wait for engine_word, limit ", kFullBacklog));
+}
+
+void Session::MakeRoomForOthers() {
+  if (order_abort_ == nullptr || storage_->backlog() <= kFullBacklog) return;
+  {
+    absl::MutexLock lock(&waits_mutex_);
+    if (waits_.empty()) return;
+    is_full_ = true;  // the next CheckWaits ends the session
+  }
+  AbortWaits();
 }
 
 void Session::AbortWaits() {
@@ -114,6 +140,11 @@ absl::Status Session::AwaitOrder(const CallOrder& order) {
 
 absl::Status Session::CheckWaits(absl::Time now) const {
   absl::MutexLock lock(&waits_mutex_);
+  if (is_full_) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "session: ", id_.value, ": more than ", kFullBacklog,
+        " pieces of work wait for engine_word, and others that write to its sequences would wait with them"));
+  }
   if (waits_.empty() || now - waits_since_ < limits_.doorbell_timeout) return absl::OkStatus();
   return absl::DeadlineExceededError(absl::StrCat(
       "session: ", id_.value, ": engine_word did not come to ", waits_.front(), ", or the work behind it to ",
@@ -130,7 +161,6 @@ absl::Status Session::Outcome(const CallOrder& order, bool answered, absl::Statu
     // Work ends in the order in which it was enqueued.
     absl::MutexLock lock(&waits_mutex_);
     waits_.pop_front();
-    waits_since_ = absl::Now();
   }
   if (work.ok() && waits_aborted_.load()) {
     work =

@@ -151,6 +151,7 @@ void Session::StoreBegun(std::vector<StoreItem> items, CallOrder order, Bounce::
         return absl::InvalidArgumentError(absl::StrCat("rows: ", item.rows.size(), " bytes given, ", item.range.count,
                                                        " rows of all layers need ", bytes));
       }
+      if (absl::Status room = CheckRoom(item.range.count, tensors); !room.ok()) return room;
       absl::StatusOr<WritePlan> plan = pool_->pool.BeginWrite(id_, item.range.id, item.range.first, item.range.count);
       if (!plan.ok()) return plan.status();
       AddFollowUp(item.range.id, id_, *plan, &op->follow_ups);
@@ -242,6 +243,7 @@ void Session::Load(std::vector<LoadItem> items, CallOrder order, Done<BatchResul
           } else if (absl::Status check = CheckStaging(item.range, item.staging_offset); !check.ok()) {
             return check;
           }
+          if (absl::Status room = CheckRoom(item.range.count, tensors); !room.ok()) return room;
           std::vector<int64_t> positions(item.range.count);
           for (int64_t p = 0; p < item.range.count; ++p) positions[p] = item.range.first + p;
           absl::StatusOr<std::vector<int32_t>> rows = pool_->pool.PoolRows(id_, item.range.id, positions);
@@ -318,6 +320,7 @@ void Session::Commit(std::vector<CommitItem> items, CallOrder order, Done<BatchR
             return absl::InvalidArgumentError(
                 absl::StrCat("row_count: ", item.count, " given, limits 1 and block_rows ", newest_rows));
           }
+          if (absl::Status room = CheckRoom(item.count, {}); !room.ok()) return room;
           absl::StatusOr<WritePlan> plan = pool_->pool.BeginWrite(id_, item.id, item.first, item.count);
           if (!plan.ok()) return plan.status();
           AddFollowUp(item.id, id_, *plan, &op->follow_ups);

@@ -148,6 +148,8 @@ class BackendEngine final : public core::Engine {
     return "the pool's memory cannot be mapped by another process";
   }
 
+  bool RecyclesArenas(absl::string_view device) const override { return BackendOf(device).recycles_shared_memory(); }
+
   std::string NoOrderedCalls(absl::string_view device) const override {
     return std::string(BackendOf(device).no_order_words());
   }

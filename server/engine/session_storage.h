@@ -43,6 +43,7 @@ class SessionStorage final : public core::SessionStorage {
   absl::Status AwaitOrder(uint64_t number) override;
   absl::Status SignalOrder(uint64_t number) override;
   int64_t backlog() const override { return stream_->backlog(); }
+  int64_t PiecesOf(int64_t rows, absl::Span<const core::Tensor* const> tensors) const override;
 
   absl::Status Open(int32_t state_row, core::SequenceId id, absl::Span<const int32_t> table) override;
   absl::Status UpdateTable(int32_t state_row, absl::Span<const core::TableUpdate> updates,

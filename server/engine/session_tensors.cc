@@ -6,6 +6,12 @@
 namespace stoker::engine {
 namespace {
 
+// Of a launch on a GPU (kernels/cuda/launch_shape.h).
+constexpr int64_t kMaxPairs = 65536;
+constexpr int32_t kMaxLayers = 64;
+// Of a change of tables and of what is hot.
+constexpr int64_t kPlanPieces = 8;
+
 // Where the rows of a tensor lie. Normalize has checked that they are inside its memory.
 kernels::RowStore TensorStore(const core::Tensor& tensor, const kernels::RowLayout& pool) {
   kernels::RowStore store;
@@ -58,6 +64,19 @@ absl::Status SessionStorage::TransferTensor(const core::Tensor& tensor, bool sto
   args.limits = copies_.bulk;
   args.skip = aborted();
   return stream_->Transfer(args);
+}
+
+int64_t SessionStorage::PiecesOf(int64_t rows, absl::Span<const core::Tensor* const> tensors) const {
+  const int64_t chunk = std::min(rows, kChunkRows);
+  // A launch at the least, and one that is counted with it.
+  const auto launches = [&](int64_t layers) {
+    return 1 + kernels::TransferParts(chunk, static_cast<int32_t>(layers), pool_.layout.row_bytes(), copies_.bulk,
+                                      kMaxPairs, kMaxLayers);
+  };
+  int64_t pieces = tensors.empty() ? launches(pool_spec_.layers) : 0;
+  for (const core::Tensor* tensor : tensors) pieces += launches(static_cast<int64_t>(tensor->spec.layers.size()));
+  // Two lists of rows are uploaded, and a write changes tables before.
+  return (rows + kChunkRows - 1) / kChunkRows * (pieces + 2) + kPlanPieces;
 }
 
 // The row lists are the same for all tensors: they are uploaded once for each chunk.

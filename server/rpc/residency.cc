@@ -110,7 +110,7 @@ class ResidencyService final : public v1::Residency::CallbackService {
     if (session == nullptr) return call;
     for (const v1::StoreItem& item : request->items()) {
       if (item.source() != v1::DATA_SOURCE_UNSPECIFIED && v1::DataSource_IsValid(item.source())) continue;
-      session->RefuseOrder(rpc::FromProto(request->order()));
+      session->RefuseOrder(rpc::OrderOf(*request));
       call->Reply(absl::InvalidArgumentError(absl::StrCat(
           "source: ", static_cast<int>(item.source()), " given, allowed are INLINE (1), SHARED (2) and TENSOR (3)")));
       return call;
@@ -121,7 +121,7 @@ class ResidencyService final : public v1::Residency::CallbackService {
                                               FromProto(item.range()), static_cast<core::RowSource>(item.source()),
                                               item.rows(), item.staging_offset_bytes(), rpc::FromProto(item.tensor())};
                                         }),
-                   rpc::FromProto(request->order()), ReplyTo(call, response, &v1::StoreResponse::set_stored_bytes));
+                   rpc::OrderOf(*request), ReplyTo(call, response, &v1::StoreResponse::set_stored_bytes));
     return call;
   }
 
@@ -132,7 +132,7 @@ class ResidencyService final : public v1::Residency::CallbackService {
     if (session == nullptr) return call;
     for (const v1::LoadItem& item : request->items()) {
       if (item.target() != v1::LOAD_TARGET_UNSPECIFIED && v1::LoadTarget_IsValid(item.target())) continue;
-      session->RefuseOrder(rpc::FromProto(request->order()));
+      session->RefuseOrder(rpc::OrderOf(*request));
       call->Reply(
           absl::InvalidArgumentError(absl::StrCat("target: ", static_cast<int>(item.target()),
                                                   " given, allowed are STAGING (1), HOT_BUFFER (2) and TENSOR (3)")));
@@ -144,7 +144,7 @@ class ResidencyService final : public v1::Residency::CallbackService {
                                             FromProto(item.range()), static_cast<core::RowTarget>(item.target()),
                                             item.staging_offset_bytes(), rpc::FromProto(item.tensor())};
                                       }),
-                  rpc::FromProto(request->order()), ReplyTo(call, response, &v1::LoadResponse::set_loaded_bytes));
+                  rpc::OrderOf(*request), ReplyTo(call, response, &v1::LoadResponse::set_loaded_bytes));
     return call;
   }
 
@@ -164,7 +164,7 @@ class ResidencyService final : public v1::Residency::CallbackService {
     const auto session = Begin(*context, response, call);
     if (session == nullptr) return call;
     session->Gather(request->group(), std::vector<int64_t>(request->layers().begin(), request->layers().end()),
-                    rpc::FromProto(request->order()), [call, response](absl::StatusOr<uint64_t> bytes) {
+                    rpc::OrderOf(*request), [call, response](absl::StatusOr<uint64_t> bytes) {
                       if (bytes.ok()) response->set_gathered_bytes(*bytes);
                       call->Reply(bytes.status());
                     });
@@ -182,7 +182,7 @@ class ResidencyService final : public v1::Residency::CallbackService {
             [](const v1::CommitItem& item) {
               return core::CommitItem{core::SequenceId{item.sequence_id()}, item.first_row(), item.row_count()};
             }),
-        rpc::FromProto(request->order()), ReplyTo(call, response, &v1::CommitResponse::set_committed_bytes));
+        rpc::OrderOf(*request), ReplyTo(call, response, &v1::CommitResponse::set_committed_bytes));
     return call;
   }
 

@@ -111,9 +111,13 @@ absl::Status CheckSharing(const ServiceContext& service, const v1::AttachRequest
                                                    " given, allowed are 0 to ",
                                                    static_cast<int>(v1::ArenaSharing_MAX)));
   }
-  if (request.arena_sharing() == v1::ARENA_SHARING_DESCRIPTOR && service.descriptor_path.empty()) {
+  const char* const needs = request.arena_sharing() == v1::ARENA_SHARING_DESCRIPTOR
+                                ? "arena_sharing: ARENA_SHARING_DESCRIPTOR"
+                            : request.ordered_calls() ? "ordered_calls:"
+                                                      : nullptr;
+  if (needs != nullptr && service.descriptor_path.empty()) {
     return absl::FailedPreconditionError(
-        "arena_sharing: ARENA_SHARING_DESCRIPTOR given, the daemon has no Unix socket to hand descriptors out");
+        absl::StrCat(needs, " given, the daemon has no Unix socket to hand descriptors out"));
   }
   return absl::OkStatus();
 }

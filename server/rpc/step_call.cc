@@ -95,10 +95,9 @@ void StepCall::Run(core::Session& session, const v1::StepRequest& request, v1::S
   // by.
   absl::Status status = session.CheckStepShape(request.rows_size(), request.top_k(), request.groups_size());
   if (status.ok())
-    status = Begin(request.rows(), request.top_k(), request.source(), request.groups_size(), false,
-                   FromProto(request.order()));
+    status = Begin(request.rows(), request.top_k(), request.source(), request.groups_size(), false, OrderOf(request));
   if (!status.ok()) {
-    session.RefuseOrder(FromProto(request.order()));
+    session.RefuseOrder(OrderOf(request));
     std::move(done)(std::move(status));
     return;
   }
@@ -122,10 +121,9 @@ void StepCall::Run(core::Session& session, const v1::ResolveRequest& request, v1
                    absl::AnyInvocable<void(absl::Status) &&> done) {
   response->set_boot_epoch(service_.registry->epoch());
   absl::Status status = session.CheckStepShape(request.rows_size(), request.top_k(), 1);
-  if (status.ok())
-    status = Begin(request.rows(), request.top_k(), request.source(), 1, true, FromProto(request.order()));
+  if (status.ok()) status = Begin(request.rows(), request.top_k(), request.source(), 1, true, OrderOf(request));
   if (!status.ok()) {
-    session.RefuseOrder(FromProto(request.order()));
+    session.RefuseOrder(OrderOf(request));
     std::move(done)(std::move(status));
     return;
   }

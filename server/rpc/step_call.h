@@ -9,8 +9,11 @@
 
 namespace stoker::rpc {
 
-inline core::CallOrder FromProto(const v1::CallOrder& order) {
-  return {.number = order.number(), .wait = order.wait(), .signal = order.signal()};
+// The order of a request that may have one.
+template <typename Request>
+core::CallOrder OrderOf(const Request& request) {
+  const v1::CallOrder& order = request.order();
+  return {.number = order.number(), .wait = order.wait(), .signal = order.signal(), .present = request.has_order()};
 }
 
 // Reusable for one step after the other. Both messages must live until `done`.

@@ -104,7 +104,8 @@ class SessionOrderTest : public testing::TestWithParam<bool> {
     limits.max_sessions = 8;
     limits.max_armed_sessions = 3;
     limits.doorbell_timeout = doorbell_timeout;
-    limits.max_sequences_per_session = limits.max_batch_items = limits.max_queued_operations = 64;
+    limits.max_sequences_per_session = limits.max_queued_operations = 64;
+    limits.max_batch_items = 512;
     limits.sequence_retention = absl::Hours(1);
     registry_ = std::make_unique<Registry>(engine_.get(), limits, 1, [] { return absl::Now(); });
     PoolSpec pool;
@@ -230,6 +231,16 @@ class SessionOrderTest : public testing::TestWithParam<bool> {
     EXPECT_TRUE(stored.ok() && stored->statuses[0].ok());
     return sequence;
   }
+  // Loads of one row each.
+  static Answer<BatchResult> LoadMany(const Attached& attached, SequenceId id, CallOrder order) {
+    LoadItem item;
+    item.range = {id, 0, 1};
+    item.target = RowTarget::kStaging;
+    Answer<BatchResult> loaded;
+    (*attached.session)->Load(std::vector<LoadItem>(512, item), order, loaded.Receiver());
+    return loaded;
+  }
+
   static std::string Read(const Attached& attached, SequenceId id, int64_t position) {
     const std::vector<uint32_t> positions = {static_cast<uint32_t>(position)};
     ReadRequest request;
@@ -736,7 +747,7 @@ TEST_P(SessionOrderTest, AnEngineThatDoesNotComeLosesItsSession) {
 
 // No more is enqueued behind a wait than a GPU takes without a wait of the caller's.
 TEST_P(SessionOrderTest, AsManyPiecesOfWorkAsMayBeAreQueued) {
-  if (!GetParam()) return;  // the CPU takes what max_queued_operations allows
+  if (!GetParam()) GTEST_SKIP() << "the CPU takes what max_queued_operations allows";
   const Attached attached = Attach(Ordered());
   const AdmittedSequence sequence = Open(attached);
   absl::Status status;
@@ -749,7 +760,7 @@ TEST_P(SessionOrderTest, AsManyPiecesOfWorkAsMayBeAreQueued) {
     status = answers.back().Get().status();
   }
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("pieces of work queued on the device, limit 768"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("pieces of work queued on the device, limit 512"));
   Finish(attached, number);
   AwaitDone(attached, number);
   AwaitQueued(**attached.session, 0);
@@ -770,9 +781,63 @@ TEST_P(SessionOrderTest, AsManyPiecesOfWorkAsMayBeAreQueued) {
   Detach(attached);
 }
 
+// Items of one call, too: who enqueues them holds the session's mutex.
+TEST_P(SessionOrderTest, ItemsThatFindNoRoomBehindAWaitAreRefused) {
+  if (!GetParam()) GTEST_SKIP() << "the CPU takes what max_queued_operations allows";
+  const Attached attached = Attach(Ordered());
+  const AdmittedSequence sequence = Open(attached);
+  const auto loaded = LoadMany(attached, sequence.id, Both(1)).Get();
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_TRUE(loaded->statuses.front().ok()) << loaded->statuses.front();
+  const absl::Status refused = loaded->statuses.back();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("that wait for engine_word, limit 896"));
+  const auto done = static_cast<uint64_t>(
+      std::count_if(loaded->statuses.begin(), loaded->statuses.end(), [](const absl::Status& s) { return s.ok(); }));
+  EXPECT_EQ(loaded->bytes, done * kLayers * kRowBytes);
+  Finish(attached, 1);
+  AwaitDone(attached, 1);
+  AwaitQueued(**attached.session, 0);
+  // Without a wait there is room for all of them: the device makes it.
+  const auto all = LoadMany(attached, sequence.id, {}).Get();
+  ASSERT_TRUE(all.ok()) << all.status();
+  EXPECT_THAT(all->statuses, testing::Each(absl::OkStatus()));
+  Detach(attached);
+}
+
+// Who writes to a sequence that another session has open enqueues work there, and must not wait for that one's engine.
+TEST_P(SessionOrderTest, ASessionWithoutRoomForOthersIsEnded) {
+  if (!GetParam()) GTEST_SKIP() << "the CPU takes what max_queued_operations allows";
+  const Attached writer = Attach(Spec("writer"));
+  const Attached reader = Attach(Ordered("reader"));
+  const AdmittedSequence sequence = Open(writer, "shared");
+  ASSERT_EQ(Admit(reader, "shared").id, sequence.id);
+  ASSERT_TRUE(LoadMany(reader, sequence.id, Both(1)).Get().ok());
+  std::vector<Answer<BatchResult>> stores;
+  for (int i = 0; i < 40; ++i) stores.push_back(Store(writer, sequence.id, 0, 1, {}));
+  ASSERT_TRUE(reader.ended->WaitForNotificationWithTimeout(kLong));
+  EXPECT_EQ(reader.reason->code(), absl::StatusCode::kResourceExhausted) << *reader.reason;
+  EXPECT_THAT(std::string(reader.reason->message()), HasSubstr("more than 896 pieces of work wait for engine_word"));
+  for (const Answer<BatchResult>& stored : stores) {
+    const auto result = stored.Get();
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_TRUE(result->statuses[0].ok()) << result->statuses[0];
+  }
+  Detach(writer);
+}
+
+// An engine's stream may write its words when the session has ended: they must not be another session's.
+TEST_P(SessionOrderTest, NoHandleOfMemoryThatOthersGet) {
+  SessionSpec spec = Ordered();
+  spec.arena_sharing = ArenaSharing::kIpcHandle;
+  const absl::Status status = Attach(spec).session.status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("ARENA_SHARING_IPC_HANDLE given with ordered_calls"));
+}
+
 // What fails after its reply is told by the next call.
 TEST_P(SessionOrderTest, WorkThatFailsLateFailsTheNextCall) {
-  if (!GetParam()) return;  // the CPU is never lost
+  if (!GetParam()) GTEST_SKIP() << "the CPU is never lost";
   const Attached attached = Attach(Ordered());
   const AdmittedSequence sequence = Open(attached);
   ASSERT_TRUE(Store(attached, sequence.id, kPrompt, 1, Both(1)).Get()->statuses[0].ok());

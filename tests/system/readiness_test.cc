@@ -5,6 +5,7 @@
 #include <atomic>
 #include <future>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -86,12 +87,9 @@ class GatedBackend final : public kernels::Backend {
     return cpu_->AllocateHost(bytes);
   }
   absl::StatusOr<std::unique_ptr<kernels::Stream>> CreateStream() override { return cpu_->CreateStream(); }
-  absl::Status CheckWaitingStreams(int64_t streams) const override {
-    if (streams <= kMaxWaitingStreams) return absl::OkStatus();
-    return absl::FailedPreconditionError(absl::StrCat(streams, " given, limit ", kMaxWaitingStreams));
-  }
+  std::optional<WaitingLimit> waiting_limit() const override { return WaitingLimit{kMaxWaitingStreams, "made up"}; }
 
-  static constexpr int64_t kMaxWaitingStreams = 12;
+  static constexpr int64_t kMaxWaitingStreams = 6;
 
  private:
   const std::unique_ptr<kernels::Backend> cpu_ = kernels::cpu::MakeCpuBackend(2);
@@ -103,9 +101,10 @@ class ReadinessTest : public ::testing::Test {
   // Pools of 2 layers x 64 blocks x 16 rows x 64 bytes each.
   static constexpr int64_t kPoolBytes = 131072 + 4096 * 16 + 64 * 256;  // rows, and what planes share
 
-  void Start(const std::vector<std::string>& pools, int64_t max_pool_bytes = 1 << 30, int64_t max_armed_sessions = 8) {
+  void Start(const std::vector<std::string>& pools, int64_t max_pool_bytes = 1 << 30,
+             std::optional<int64_t> max_armed_sessions = std::nullopt) {
     server::DaemonConfig config;
-    config.set_max_armed_sessions(max_armed_sessions);
+    if (max_armed_sessions.has_value()) config.set_max_armed_sessions(*max_armed_sessions);
     config.set_socket_path(folder_.File("s"));
     config.set_metrics_address("127.0.0.1:0");
     config.set_max_pool_bytes(max_pool_bytes);
@@ -167,9 +166,16 @@ class ReadinessTest : public ::testing::Test {
 TEST_F(ReadinessTest, RefusesToArmMoreThanTheDeviceCarries) {
   Start({}, 1 << 30, GatedBackend::kMaxWaitingStreams + 1);
   EXPECT_EQ(start_.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(start_.message()), HasSubstr("max_armed_sessions: 13 given, limit 12"));
+  EXPECT_THAT(std::string(start_.message()), HasSubstr("max_armed_sessions: 7 given, limit 6 on cpu, made up"));
   Start({}, 1 << 30, GatedBackend::kMaxWaitingStreams);
   EXPECT_TRUE(start_.ok()) << start_;
+  EXPECT_EQ(Metrics().at("stoker_max_armed_sessions"), 6);
+}
+
+TEST_F(ReadinessTest, ArmsByDefaultWhatTheDeviceCarries) {
+  Start({});
+  ASSERT_TRUE(start_.ok()) << start_;
+  EXPECT_EQ(Metrics().at("stoker_max_armed_sessions"), 6);
 }
 
 TEST_F(ReadinessTest, LivesBeforeItServes) {

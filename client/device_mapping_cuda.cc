@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/device_mapping.h"
 #include "kernels/cuda/arena_memory.h"
+#include "kernels/cuda/context.h"
 #include "kernels/cuda/device_uuid.h"
 #include "kernels/cuda/error.h"
 #include "kernels/cuda/handles.h"
@@ -97,6 +98,7 @@ absl::StatusOr<std::unique_ptr<DeviceMapping>> DeviceMapping::Open(absl::string_
   const absl::StatusOr<int> ordinal = OrdinalOf(device);
   if (!ordinal.ok()) return ordinal.status();
   const CurrentDevice current(*ordinal);
+  if (absl::Status status = kernels::cuda::MakeContext(device); !status.ok()) return status;
   void* opened = nullptr;
   if (const cudaError_t error = cudaIpcOpenMemHandle(&opened, handle, cudaIpcMemLazyEnablePeerAccess);
       error != cudaSuccess) {
@@ -118,10 +120,7 @@ absl::StatusOr<std::unique_ptr<DeviceMapping>> DeviceMapping::Import(int descrip
   const absl::StatusOr<int> ordinal = OrdinalOf(device);
   if (!ordinal.ok()) return ordinal.status();
   const CurrentDevice current(*ordinal);
-  // Makes the GPU's context, which the driver's functions need.
-  if (const cudaError_t error = cudaFree(nullptr); error != cudaSuccess) {
-    return ToStatus(error, absl::StrCat(device, " cannot be used"));
-  }
+  if (absl::Status status = kernels::cuda::MakeContext(device); !status.ok()) return status;
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> memory =
       kernels::cuda::ImportArena(kernels::cuda::LoadPoolDriver(), *ordinal, descriptor, allocation_bytes);
   if (!memory.ok()) {

@@ -363,7 +363,9 @@ absl::Status CudaDevicePlane::CopyStatuses(int32_t* target, cudaStream_t stream)
 
 void DevicePlane::SetUpProcess() {
   setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  // Under MPS a process has 2 unless it says, and all processes of a GPU share some 100: with the daemon's 32 for each
+  // engine, the second one would find none left.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8", 0);
 }
 
 absl::StatusOr<std::unique_ptr<DevicePlane>> DevicePlane::Arm(Session& session, uint32_t top_k,

@@ -72,9 +72,9 @@ class DevicePlane {
   // Between two looks at the session.
   static constexpr absl::Duration kWatchPeriod = absl::Milliseconds(100);
 
-  // Asks the driver, by the environment, for what streams that wait need: kernels that are loaded eagerly, and enough
-  // connections under MPS. Leaves alone what the environment says already. To be called before anything else that uses
-  // CUDA, and before threads are started.
+  // Asks the driver, by the environment, for what streams that wait need: kernels that are loaded eagerly, and 8
+  // connections under MPS, so that up to 8 streams of the process run beside one another. Leaves alone what the
+  // environment says already. To be called before anything else that uses CUDA, and before threads are started.
   static void SetUpProcess();
 
   // Puts the session on the server plane, with top_k entries for each batch row. Where an older plane of the session is

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/pool_memory.h"
+#include "kernels/cuda/context.h"
 #include "kernels/cuda/device_uuid.h"
 #include "kernels/cuda/error.h"
 #include "kernels/cuda/handles.h"
@@ -50,10 +51,7 @@ absl::StatusOr<std::unique_ptr<kernels::Buffer>> MapPoolForDevice(const kernels:
     if (absl::Status status = CheckPoolFiles(exported); !status.ok()) return status;
   }
   const CurrentDevice current(*ordinal);
-  // Makes the GPU's context, which the driver's functions need.
-  if (const cudaError_t error = cudaFree(nullptr); error != cudaSuccess) {
-    return kernels::cuda::ToStatus(error, absl::StrCat(device, " cannot be used"));
-  }
+  if (absl::Status status = kernels::cuda::MakeContext(device); !status.ok()) return status;
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> memory =
       kernels::cuda::ImportPool(kernels::cuda::LoadPoolDriver(), {*ordinal}, exported);
   if (!memory.ok()) return memory.status();

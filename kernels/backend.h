@@ -218,6 +218,11 @@ class Backend {
   virtual bool shares_contexts() const { return false; }
   // Why a stream must not wait for doorbells here; empty where it may.
   virtual std::string_view no_doorbells() const { return {}; }
+  // FAILED_PRECONDITION: with so many streams that wait, for doorbells or order words, others would not go on.
+  virtual absl::Status CheckWaitingStreams(int64_t streams) const {
+    static_cast<void>(streams);
+    return absl::OkStatus();
+  }
   // Why a stream must not wait for order words here; empty where it may.
   virtual std::string_view no_order_words() const { return "it has no order words"; }
   // Sets a word of device memory to kReleasedOrder, soon, whatever streams of this backend wait for. Any thread.

@@ -185,6 +185,9 @@ absl::Status Daemon::Initialize(const MakeBackends& make_backends) {
   backends_ = *std::move(backends);
   std::vector<kernels::Backend*> devices;
   for (const std::unique_ptr<kernels::Backend>& backend : backends_) {
+    if (absl::Status status = backend->CheckWaitingStreams(config_.max_armed_sessions()); !status.ok()) {
+      return absl::Status(status.code(), absl::StrCat("max_armed_sessions: ", status.message()));
+    }
     backend->OnLost([this](absl::Status status) { OnLost(status); });
     devices.push_back(backend.get());
   }

@@ -12,7 +12,7 @@ namespace stoker::kernels::cuda {
 // counts their bytes. No fence is needed, which would wait for all that the sender has written to global memory.
 //
 // Life: the block's first thread calls Open, all threads Cluster::Arrive and Wait; then the sender may call Send any
-// number of times and Close once; AwaitClosed returns when all is there.
+// number of times and Close or CloseAndRelease once; AwaitClosed returns when all is there.
 struct Inbox {
   uint64_t barrier;
 
@@ -33,8 +33,19 @@ struct Inbox {
 #endif
   }
 
-  // `count` values are sent to the block in all.
+  // `count` values are sent to the block in all. They alone are there when it has awaited this: a release would first
+  // wait for all that the thread has written to global memory (0.7 us of a step).
   __device__ void Close(uint32_t block, uint32_t count) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(In(block, &barrier)),
+        "r"(count * static_cast<uint32_t>(sizeof(int2)))
+        : "memory");
+#endif
+  }
+
+  // As Close, and the block then sees what this thread has written, or has seen, in global memory.
+  __device__ void CloseAndRelease(uint32_t block, uint32_t count) {
 #if __CUDA_ARCH__ >= 900
     asm volatile(
         "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(In(block, &barrier)),

@@ -3,10 +3,13 @@
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/cpu/memory.h"
 #include "kernels/cuda/arena_memory.h"
@@ -28,13 +31,23 @@ namespace {
 // Of the device's memory: what sessions that have ended may leave for those that come, of each kind.
 constexpr size_t kKeptShare = 8;
 
+constexpr char kConnections[] = "CUDA_DEVICE_MAX_CONNECTIONS";
+
 // For streams that wait. Read when the driver starts; what the environment says goes first.
 void SetUpDriver() {
   // A kernel that is loaded at its first launch waits for all streams: see PrepareKernels.
   setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   // Under MPS a process has 2 connections, and the second stream that waits stops all others. 32, the most there can
   // be, carried 16 waiting streams (measured), not 24.
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  setenv(kConnections, "32", 0);
+}
+
+// What the driver was told, which takes 1 to 32.
+int64_t Connections() {
+  const char* const value = std::getenv(kConnections);
+  int64_t connections = 0;
+  if (value == nullptr || !absl::SimpleAtoi(value, &connections)) return 0;
+  return std::clamp(connections, int64_t{0}, int64_t{32});
 }
 
 class DeviceBuffer final : public Buffer {
@@ -99,6 +112,11 @@ class CudaBackend final : public Backend {
     return std::string_view(reason.data(), reason.size());
   }
   bool shares_contexts() const override { return mps_; }
+  absl::Status CheckWaitingStreams(int64_t streams) const override {
+    const int64_t limit = Connections() / 2;
+    if (streams <= limit) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(streams, " given, limit ", limit, ", half of ", kConnections));
+  }
 
   absl::StatusOr<std::unique_ptr<Buffer>> AllocatePool(size_t bytes, const PoolOptions& options) override {
     const CurrentDevice current(device_);

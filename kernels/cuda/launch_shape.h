@@ -64,10 +64,21 @@ inline GatherShape ShapeOfGather(int32_t rows, int32_t max_blocks) {
   return shape;
 }
 
-// The blocks of a transfer that moves `layer_bytes` bytes in each layer, with blocks of `threads` threads, each of
-// which moves 16 bytes at a time.
-inline int TransferBlocks(int64_t layer_bytes, int threads, int32_t max_blocks) {
-  return static_cast<int>(std::clamp<int64_t>(layer_bytes / 16 / threads, 1, CappedBlocks(kTargetBlocks, max_blocks)));
+// The blocks of a transfer: `shares` of a layer's bytes for each of `layers` layers that are under way at one time.
+struct TransferShape {
+  int shares = 1;
+  int layers = 1;
+};
+
+// `layer_bytes` are moved in each of `layer_count` layers, with blocks of `threads` threads, each of which moves 16
+// bytes at a time. Rows that do not give a layer many blocks have their layers side by side: a commit of one row would
+// else take as many trips as there are layers.
+inline TransferShape ShapeOfTransfer(int64_t layer_bytes, int32_t layer_count, int threads, int32_t max_blocks) {
+  const int blocks = CappedBlocks(kTargetBlocks, max_blocks);
+  TransferShape shape;
+  shape.shares = static_cast<int>(std::clamp<int64_t>(layer_bytes / 16 / threads, 1, blocks));
+  shape.layers = std::clamp(blocks / shape.shares, 1, std::max(static_cast<int>(layer_count), 1));
+  return shape;
 }
 
 }  // namespace stoker::kernels::cuda

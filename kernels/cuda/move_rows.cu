@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads)
       if (threadIdx.x == 0) CountBytes(plan.gathered_bytes, uint64_t(moved) * copy.layers.count * copy.row_bytes());
     }
     CopyRows(
-        piece_bytes, copy, count, blockIdx.x * kThreads + threadIdx.x, gridDim.x * kThreads,
+        piece_bytes, copy, count, Share{blockIdx.x * kThreads + threadIdx.x, gridDim.x * kThreads},
         [&](uint32_t i) { return Clip(__ldcg(pool_rows + i), limits.src_rows); },
         [&](uint32_t i) { return Clip(__ldcg(hot_rows + i), limits.dst_rows); });
     __syncthreads();  // all have taken the count
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     __syncthreads();
     CopyRows(
-        piece_bytes, copy, count, threadIdx.x, kThreads, [&](uint32_t at) { return list_pool[at]; },
+        piece_bytes, copy, count, Share{threadIdx.x, kThreads}, [&](uint32_t at) { return list_pool[at]; },
         [&](uint32_t at) { return list_hot[at]; });
     __syncthreads();
   }
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto target_of = [&](uint32_t i) {
     return source_of(i) < 0 ? -1 : Clip(__ldcg(plan.dst_rows + i), limits.dst_rows);
   };
-  if (plan.transferred_bytes != nullptr && blockIdx.x == 0) {
+  if (plan.transferred_bytes != nullptr && blockIdx.x == 0 && blockIdx.y == 0) {
     uint64_t moved = 0;
     for (int32_t begin = 0; begin < count; begin += kThreads) {
       const int32_t i = begin + static_cast<int32_t>(threadIdx.x);
@@ -154,7 +154,9 @@ __global__ void __launch_bounds__(kThreads)
     }
     if (threadIdx.x == 0) CountBytes(plan.transferred_bytes, moved * copy.layers.count * copy.row_bytes());
   }
-  CopyRows(piece_bytes, copy, count, blockIdx.x * kThreads + threadIdx.x, gridDim.x * kThreads, source_of, target_of);
+  const Share share = {blockIdx.x * kThreads + threadIdx.x, gridDim.x * kThreads, static_cast<int32_t>(blockIdx.y),
+                       static_cast<int32_t>(gridDim.y)};
+  CopyRows(piece_bytes, copy, count, share, source_of, target_of);
 }
 
 // Calls `launch` for at most max_layers layers at a time, of which there are LayerPairs::kMax or fewer.
@@ -216,12 +218,13 @@ cudaError_t LaunchTransfer(const TransferArgs& args, cudaStream_t stream) {
         const TransferArgs part = PartOf(args, of_all);
         const int32_t count = static_cast<int32_t>(part.count);
         const TransferPlan plan = {part.src_rows, part.dst_rows, part.transferred_bytes, part.skip};
-        const unsigned blocks =
-            static_cast<unsigned>(TransferBlocks(int64_t{count} * copy.row_bytes(), kThreads, args.limits.max_blocks));
-        error = ForLayers(copy, part.src_layers, part.dst_layers, part.layer_count, LayerPairs::kMax,
-                          [&](const RowCopy& c, bool) {
-                            TransferKernel<<<blocks, kThreads, 0, stream>>>(c, plan, count, limits, PieceBytes(c));
-                          });
+        error = ForLayers(
+            copy, part.src_layers, part.dst_layers, part.layer_count, LayerPairs::kMax, [&](const RowCopy& c, bool) {
+              const TransferShape shape =
+                  ShapeOfTransfer(int64_t{count} * c.row_bytes(), c.layers.count, kThreads, args.limits.max_blocks);
+              const dim3 grid(static_cast<unsigned>(shape.shares), static_cast<unsigned>(shape.layers));
+              TransferKernel<<<grid, kThreads, 0, stream>>>(c, plan, count, limits, PieceBytes(c));
+            });
       });
   return error;
 }

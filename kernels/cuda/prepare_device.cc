@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/cuda/context.h"
 #include "kernels/cuda/device_uuid.h"
 #include "kernels/cuda/error.h"
 #include "kernels/cuda/handles.h"
@@ -34,6 +35,7 @@ absl::StatusOr<PreparedDevice> PrepareDevice(int ordinal) {
                                                       kMinCapability, ".0"));
   }
   const CurrentDevice current(ordinal);
+  if (absl::Status status = MakeContext(absl::StrCat("device: cuda:", ordinal)); !status.ok()) return status;
   // Pool memory has one address for all GPUs and for the host.
   int same_address = 0;
   error = cudaDeviceGetAttribute(&same_address, cudaDevAttrCanUseHostPointerForRegisteredMem, ordinal);

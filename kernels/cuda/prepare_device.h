@@ -17,7 +17,7 @@ struct PreparedDevice {
 };
 
 // Checks the GPU and loads the kernels there. NOT_FOUND: no such GPU. FAILED_PRECONDITION: its compute capability is
-// below 8.0, it cannot use host memory at its host address, or this build has no code for it.
+// below 8.0, it cannot use host memory at its host address, or this build has no code for it. Errors of MakeContext.
 absl::StatusOr<PreparedDevice> PrepareDevice(int ordinal);
 
 }  // namespace stoker::kernels::cuda

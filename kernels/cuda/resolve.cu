@@ -49,12 +49,10 @@ struct Lists {
 
   template <typename Ready>
   __device__ void Copy(const GatherPart& gather, int32_t rows, Ready ready) const {
-    const uint32_t row_pieces =
-        static_cast<uint32_t>(gather.copy.row_bytes()) / static_cast<uint32_t>(gather.piece_bytes);
     const uint32_t threads = few_threads && rows >= kManyRows ? kFewThreads : kResolveThreads;
     if (threadIdx.x >= threads) return;
-    CopyPieces(
-        gather.piece_bytes, gather.copy, threadIdx.x, static_cast<uint32_t>(rows) * row_pieces, threads,
+    CopyRows(
+        gather.piece_bytes, gather.copy, rows, Share{threadIdx.x, threads},
         [this](uint32_t i) { return sources[1 + i].x; }, [this](uint32_t i) { return targets[i].x; }, ready);
   }
 
@@ -105,7 +103,7 @@ class OtherBlocks {
   __device__ void Union(int32_t rows) const {
     if (!IsBlock()) return;
     messages_->sources.Send(threadIdx.x, lists_.sources, make_int2(~rows, 0));
-    messages_->sources.Close(threadIdx.x, 1);
+    messages_->sources.CloseAndRelease(threadIdx.x, 1);
   }
 
   // What such a block does. Returns the number of batch rows that it is to take from global memory.
@@ -171,7 +169,7 @@ __device__ void CopyLists(const ResolveArgs& a, const GatherPart& gather, uint32
     const int32_t* const pool_rows = a.miss_pool_rows + static_cast<int64_t>(r) * a.top_k;
     const int32_t* const hot_rows = a.miss_hot_rows + static_cast<int64_t>(r) * a.top_k;
     CopyRows(
-        gather.piece_bytes, gather.copy, misses, rank * kResolveThreads + threadIdx.x, blocks * kResolveThreads,
+        gather.piece_bytes, gather.copy, misses, Share{rank * kResolveThreads + threadIdx.x, blocks * kResolveThreads},
         [&](uint32_t i) { return Clipped(gather, __ldcg(pool_rows + i), 0).x; },
         [&](uint32_t i) { return Clipped(gather, 0, __ldcg(hot_rows + i)).y; });
   }

@@ -148,6 +148,9 @@ class SingleRow {
     const int32_t stale_total = static_cast<int32_t>(total & 0xffff);
     const int32_t pending = static_cast<int32_t>(total >> 16);
     const int32_t misses = min(pending, stale_total);
+    // Where nothing below changes them the counts are told now, while other warps write the order.
+    const bool counts_are_final = pending <= misses && !contested && !(kOptions && a_.valid_counts != nullptr);
+    if (counts_are_final) PublishCounts(r, n() - stale_total, misses);
     WriteOrder(lru, stale, static_cast<int32_t>(before & 0xffff), stale_total, misses, global_lru);
     if (pending > 0) {
       __syncthreads();
@@ -161,7 +164,11 @@ class SingleRow {
         }
       }
     }
-    PublishCounts(r, n() - stale_total, misses, pending > misses || contested, valid);
+    if (!counts_are_final) {
+      AddValid(valid);
+      __syncthreads();
+      PublishCounts(r, n() - stale_total, misses);
+    }
     return told;
   }
 
@@ -586,33 +593,41 @@ class SingleRow {
     if (invalid > 0) atomicAdd(&state_->late[1], invalid);
   }
 
-  // `late`: whether step 5 may have found duplicates or invalid entries.
-  __device__ void PublishCounts(int32_t r, int32_t hits, int32_t misses, bool late, int32_t valid) {
-    const bool counts_valid = kOptions && a_.valid_counts != nullptr;
-    if (counts_valid) {
-      valid = __reduce_add_sync(~0u, valid);
-      if (threadIdx.x % 32 == 0) atomicAdd(&state_->valid, valid);
+  // Of this thread's entries, those with a hot row.
+  __device__ void AddValid(int32_t valid) {
+    if (!kOptions || a_.valid_counts == nullptr) return;
+    valid = __reduce_add_sync(~0u, valid);
+    if (threadIdx.x % 32 == 0) atomicAdd(&state_->valid, valid);
+  }
+
+  // Behind a barrier after the last change of what is counted. A warp for each count: one for all of them would end
+  // 0.3 us after the others.
+  __device__ void PublishCounts(int32_t r, int32_t hits, int32_t misses) const {
+    static_assert(kFoundShift == 0 && kNewestShift == 8 && kResidentShift == 16 && kInvalidShift == 24);
+    constexpr uint32_t kSums = 4;
+    const uint32_t warp = threadIdx.x / 32;
+    if (warp > kSums + 2) return;
+    int32_t count = 0;
+    if (warp < kSums) {
+      count = static_cast<int32_t>(__reduce_add_sync(~0u, state_->outcomes[threadIdx.x % 32] >> (8 * warp) & 0xff));
     }
-    if (late || counts_valid) __syncthreads();
-    if (threadIdx.x >= 32) return;
-    const uint32_t own = state_->outcomes[threadIdx.x];
-    const auto sum = [own](int shift) { return static_cast<int32_t>(__reduce_add_sync(~0u, own >> shift & 0xff)); };
-    const int32_t found = sum(kFoundShift);
-    const int32_t newest = sum(kNewestShift);
-    const int32_t resident = sum(kResidentShift);
-    const int32_t invalid = sum(kInvalidShift) + state_->late[1];
-    const int32_t duplicates = found - hits + state_->late[0];
-    const int lane = threadIdx.x;
-    const int32_t count = lane == kHot         ? hits
-                          : lane == kNewest    ? newest
-                          : lane == kResident  ? resident
-                          : lane == kMiss      ? misses
-                          : lane == kDuplicate ? duplicates
-                                               : invalid;
-    if (lane < kOutcomes) access_.EmitCount(r, lane, count);
-    if (lane == 0) {
-      access_.AddStat(kLruRepairs, state_->repairs);
-      if (counts_valid) access_.EmitValid(r, state_->valid);
+    if (threadIdx.x % 32 != 0) return;
+    switch (warp) {
+      case 0:
+        return access_.EmitCount(r, kDuplicate, count - hits + state_->late[0]);
+      case 1:
+        return access_.EmitCount(r, kNewest, count);
+      case 2:
+        return access_.EmitCount(r, kResident, count);
+      case 3:
+        return access_.EmitCount(r, kInvalid, count + state_->late[1]);
+      case kSums:
+        return access_.EmitCount(r, kHot, hits);
+      case kSums + 1:
+        return access_.EmitCount(r, kMiss, misses);
+      default:
+        access_.AddStat(kLruRepairs, state_->repairs);
+        if (kOptions) access_.EmitValid(r, state_->valid);
     }
   }
 

@@ -1,9 +1,9 @@
 // Copies rows between two row stores with a flat loop over equal pieces.
 //
-// Layout: piece c of a copy of `rows` row pairs in `layers` layers is piece c % row_pieces of pair c / row_pieces %
-// rows of layer c / (row_pieces * rows). Consecutive threads take consecutive pieces, so that a warp reads whole rows,
-// and each thread has kInFlight reads under way before its first write: with few rows it is latency that limits, and a
-// warp for each row had 17.6 GB/s where the flat loop had 19.5 (200 rows of 656 bytes, whole GPU, H200).
+// Layout: piece c of a layer is piece c % row_pieces of pair c / row_pieces. Consecutive threads take consecutive
+// pieces, so that a warp reads whole rows, and each thread has kInFlight reads under way before its first write, of
+// several layers where one has fewer: with few rows it is latency that limits, and a warp for each row had 17.6 GB/s
+// where the flat loop had 19.5 (200 rows of 656 bytes, whole GPU, H200).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -105,51 +105,64 @@ __device__ inline uint4 Zero(uint4) { return make_uint4(0, 0, 0, 0); }
 
 inline constexpr int kInFlight = 4;
 
-// Copies pieces [first, end) of every layer, of which this thread takes first, first + stride, ... SourceOf(i) and
-// TargetOf(i) give the rows of pair i: a negative target is skipped, a negative source is zero-filled. `ready` is
-// called between the first reads and the first TargetOf, by every thread that calls this, once.
+// What a thread copies: pieces first, first + stride, ... of each of the layers first_layer, first_layer +
+// layer_stride, ...
+struct Share {
+  uint32_t first;
+  uint32_t stride;
+  int32_t first_layer = 0;
+  int32_t layer_stride = 1;
+};
+
+// Copies a share of the pieces of pairs 0 <= i < rows. SourceOf(i) and TargetOf(i) give the rows of pair i: a negative
+// target is skipped, a negative source is zero-filled. `ready` is called between the first reads and the first
+// TargetOf, by every thread that calls this, once.
 template <int kBytes, typename SourceOf, typename TargetOf, typename Ready>
-__device__ void CopyPieces(const RowCopy& copy, uint32_t first, uint32_t end, uint32_t stride, SourceOf source_of,
-                           TargetOf target_of, Ready ready) {
+__device__ void CopyRows(const RowCopy& copy, int32_t rows, const Share& share, SourceOf source_of, TargetOf target_of,
+                         Ready ready) {
   using Piece = typename PieceOf<kBytes>::Type;
   const uint32_t row_pieces = static_cast<uint32_t>(copy.row_bytes()) / kBytes;
   const uint32_t part0_pieces = static_cast<uint32_t>(copy.part_bytes[0]) / kBytes;
+  const auto place_in = [&](const RowCopy::Side& side, int32_t layer, int32_t row, uint32_t v) {
+    const int part = v >= part0_pieces;
+    return side.base + layer * side.layer_stride + side.Offset(part, static_cast<uint32_t>(row)) +
+           (v - (part ? part0_pieces : 0)) * kBytes;
+  };
+  const uint32_t end = static_cast<uint32_t>(rows) * row_pieces;
   bool is_ready = false;
-  for (int32_t l = 0; l < copy.layers.count; ++l) {
-    const char* const src = copy.src.base + copy.layers.src[l] * copy.src.layer_stride;
-    char* const dst = copy.dst.base + copy.layers.dst[l] * copy.dst.layer_stride;
-    for (uint32_t c = first; c < end; c += stride * kInFlight) {
-      Piece piece[kInFlight];
-      uint32_t pair[kInFlight];
-      uint32_t v[kInFlight];
+  uint32_t c = share.first;
+  int32_t layer = share.first < end ? share.first_layer : copy.layers.count;
+  while (layer < copy.layers.count) {
+    Piece piece[kInFlight];
+    uint32_t at[kInFlight];
+    int32_t layer_of[kInFlight];
 #pragma unroll
-      for (int k = 0; k < kInFlight; ++k) {
-        const uint32_t at = c + k * stride;
-        if (at >= end) continue;
-        pair[k] = at / row_pieces;
-        v[k] = at % row_pieces;
-        const int32_t src_row = source_of(pair[k]);
-        if (src_row < 0) {
-          piece[k] = Zero(piece[k]);
-          continue;
-        }
-        const int part = v[k] >= part0_pieces;
-        const char* const from =
-            src + copy.src.Offset(part, static_cast<uint32_t>(src_row)) + (v[k] - (part ? part0_pieces : 0)) * kBytes;
-        piece[k] = __ldcg(reinterpret_cast<const Piece*>(from));
+    for (int k = 0; k < kInFlight; ++k) {
+      at[k] = c;
+      layer_of[k] = layer;
+      if (layer >= copy.layers.count) continue;
+      const int32_t src_row = source_of(c / row_pieces);
+      if (src_row < 0) {
+        piece[k] = Zero(piece[k]);
+      } else {
+        piece[k] =
+            __ldcg(reinterpret_cast<const Piece*>(place_in(copy.src, copy.layers.src[layer], src_row, c % row_pieces)));
       }
-      if (!is_ready) ready();
-      is_ready = true;
+      c += share.stride;
+      if (c >= end) {
+        c = share.first;
+        layer += share.layer_stride;
+      }
+    }
+    if (!is_ready) ready();
+    is_ready = true;
 #pragma unroll
-      for (int k = 0; k < kInFlight; ++k) {
-        if (c + k * stride >= end) continue;
-        const int32_t dst_row = target_of(pair[k]);
-        if (dst_row < 0) continue;
-        const int part = v[k] >= part0_pieces;
-        char* const to =
-            dst + copy.dst.Offset(part, static_cast<uint32_t>(dst_row)) + (v[k] - (part ? part0_pieces : 0)) * kBytes;
-        __stcg(reinterpret_cast<Piece*>(to), piece[k]);
-      }
+    for (int k = 0; k < kInFlight; ++k) {
+      if (layer_of[k] >= copy.layers.count) continue;
+      const int32_t dst_row = target_of(at[k] / row_pieces);
+      if (dst_row < 0) continue;
+      __stcg(reinterpret_cast<Piece*>(place_in(copy.dst, copy.layers.dst[layer_of[k]], dst_row, at[k] % row_pieces)),
+             piece[k]);
     }
   }
   if (!is_ready) ready();
@@ -157,23 +170,21 @@ __device__ void CopyPieces(const RowCopy& copy, uint32_t first, uint32_t end, ui
 
 // The copy for the piece size that a launcher found.
 template <typename SourceOf, typename TargetOf, typename Ready>
-__device__ void CopyPieces(int piece_bytes, const RowCopy& copy, uint32_t first, uint32_t end, uint32_t stride,
-                           SourceOf source_of, TargetOf target_of, Ready ready) {
+__device__ void CopyRows(int piece_bytes, const RowCopy& copy, int32_t rows, const Share& share, SourceOf source_of,
+                         TargetOf target_of, Ready ready) {
   if (piece_bytes == 16) {
-    CopyPieces<16>(copy, first, end, stride, source_of, target_of, ready);
+    CopyRows<16>(copy, rows, share, source_of, target_of, ready);
   } else if (piece_bytes == 8) {
-    CopyPieces<8>(copy, first, end, stride, source_of, target_of, ready);
+    CopyRows<8>(copy, rows, share, source_of, target_of, ready);
   } else {
-    CopyPieces<4>(copy, first, end, stride, source_of, target_of, ready);
+    CopyRows<4>(copy, rows, share, source_of, target_of, ready);
   }
 }
 
-// All pieces of pairs 0 <= i < rows.
 template <typename SourceOf, typename TargetOf>
-__device__ void CopyRows(int piece_bytes, const RowCopy& copy, int32_t rows, uint32_t first, uint32_t stride,
-                         SourceOf source_of, TargetOf target_of) {
-  const uint32_t row_pieces = static_cast<uint32_t>(copy.row_bytes()) / static_cast<uint32_t>(piece_bytes);
-  CopyPieces(piece_bytes, copy, first, static_cast<uint32_t>(rows) * row_pieces, stride, source_of, target_of, [] {});
+__device__ void CopyRows(int piece_bytes, const RowCopy& copy, int32_t rows, const Share& share, SourceOf source_of,
+                         TargetOf target_of) {
+  CopyRows(piece_bytes, copy, rows, share, source_of, target_of, [] {});
 }
 
 #endif  // __CUDACC__

@@ -12,11 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "client/direct_plane.h"
-#include "client/replay/cuda/gpu_rows.h"
-#include "client/status.h"
 #include "kernels/cuda/handles.h"
+#include "tests/gpu/gpu_engine.h"
 #include "tests/system/daemon_fixture.h"
 
 namespace stoker::system_test {
@@ -30,57 +28,22 @@ using kernels::cuda::StreamHandle;
 using replay::OpenSequence;
 using replay::Request;
 
-constexpr uint32_t kLayers = 4;
-constexpr uint32_t kGroups = 2;
-constexpr uint32_t kRowBytes = 656;
-constexpr uint32_t kTopK = 64;
-constexpr uint32_t kHotRows = 128;
-constexpr uint32_t kStateRows = 4;
-constexpr uint32_t kMaxRows = 2400;
-constexpr uint32_t kPrompt = 1000;
-
 // Before the daemon is started, which reads the first, and before anything uses CUDA.
 const bool process_is_set_up = [] {
   return setenv("STOKER_TEST_DEVICE", "cuda", /*overwrite=*/1) == 0 &&
          setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0) == 0;
 }();
 
-v1::AttachRequest AttachDirect(const v1::PoolSpec& pool, const std::string& name, v1::ArenaSharing sharing) {
-  v1::AttachRequest request = AttachTo(pool, name, kStateRows, kHotRows, kTopK, kMaxRows);
-  request.set_arena_sharing(sharing);
-  request.set_plane(v1::PLANE_DIRECT);
-  request.clear_groups();
-  for (uint32_t group = 0; group < kGroups; ++group) {
-    v1::IndexGroup* layers = request.add_groups();
-    layers->add_layers(2 * group);
-    layers->add_layers(2 * group + 1);
-  }
-  request.set_staging_bytes(uint64_t{8} << 20);
-  return request;
-}
-
-class DirectEngine {
+class DirectEngine : public GpuEngine {
  public:
   DirectEngine(const client::Client& client, const v1::PoolSpec& pool, const std::string& name,
                v1::ArenaSharing sharing = v1::ARENA_SHARING_UNSPECIFIED)
-      : rank_(client, pool, AttachDirect(pool, name, sharing), WithoutReattach()) {
-    replay::RowDeviceSpec spec;
-    spec.shape.part_bytes[0] = kRowBytes;
-    spec.group_begin = {0, 2, kLayers};
-    spec.top_k = kTopK;
-    spec.hot_rows = kHotRows;
-    spec.state_rows = kStateRows;
-    spec.batch_rows = kStateRows;
-    spec.max_sequence_rows = kMaxRows;
-    spec.seed = 1;
-    auto rows = replay::MakeGpuRows(spec, session().arena());
+      : GpuEngine(client, pool, name, v1::PLANE_DIRECT, sharing) {
     auto stream = kernels::cuda::MakeStream();
     auto mail = session().arena()->Mail();
-    EXPECT_TRUE(rows.ok()) << rows.status();
     EXPECT_TRUE(stream.ok()) << stream.status();
     EXPECT_TRUE(mail.ok()) << mail.status();
-    if (!rows.ok() || !stream.ok() || !mail.ok()) return;
-    rows_ = *std::move(rows);
+    if (!stream.ok() || !mail.ok()) return;
     stream_ = *std::move(stream);
     mail_ = *mail;
     auto plane = DirectPlane::Open(session(), kTopK, {.stream = stream_.get()});
@@ -88,66 +51,19 @@ class DirectEngine {
     if (plane.ok()) plane_ = *std::move(plane);
   }
 
-  client::Session& session() { return rank_.session(); }
   DirectPlane* plane() { return plane_.get(); }
   cudaStream_t stream() { return stream_.get(); }
 
-  // `request` must outlive the sequence.
-  OpenSequence Open(const Request& request) {
-    v1::AdmitRequest admit;
-    v1::AdmitItem* item = admit.add_items();
-    item->set_prompt_rows(request.input_rows);
-    item->set_max_rows(kMaxRows);
-    v1::AdmitResponse admitted;
-    absl::Status status = session().Admit(admit, &admitted);
-    EXPECT_TRUE(status.ok()) << status;
-    if (!status.ok()) return {};
-    EXPECT_EQ(admitted.sequences(0).status().code(), 0) << admitted.sequences(0).status().message();
-    const OpenSequence sequence{&request, admitted.sequences(0).sequence_id(), admitted.sequences(0).state_row(), 0,
-                                true};
-    status = rows_->Open(sequence);
-    status.Update(rows_->FillStaging(sequence, 0, request.input_rows, 0));
-    status.Update(rows_->AwaitStaging());
-    EXPECT_TRUE(status.ok()) << status;
-    v1::StoreRequest store;
-    v1::StoreItem* stored = store.add_items();
-    stored->mutable_range()->set_sequence_id(sequence.id);
-    stored->mutable_range()->set_row_count(request.input_rows);
-    stored->set_source(v1::DATA_SOURCE_SHARED);
-    v1::StoreResponse response;
-    status = session().Store(store, &response);
-    status.Update(client::FirstError(response.statuses()));
-    EXPECT_TRUE(status.ok()) << status;
-    return sequence;
-  }
-  void Close(const OpenSequence& sequence) {
-    v1::ReleaseRequest request;
-    request.add_sequence_ids(sequence.id);
-    v1::ReleaseResponse response;
-    absl::Status status = session().Release(request, &response);
-    status.Update(client::FirstError(response.statuses()));
-    EXPECT_TRUE(status.ok()) << status;
-  }
-
   // Writes newest rows, entries and batch for a step of these rows, all of which commit.
-  void Publish(absl::Span<const replay::BatchRow> batch, std::mt19937_64& random) {
+  void PublishStep(absl::Span<const replay::BatchRow> batch, std::mt19937_64& random) {
+    Publish(batch, random);
     std::vector<uint64_t> ids;
     std::vector<int32_t> state_rows, lengths;
-    for (size_t row = 0; row < batch.size(); ++row) {
-      rows_->WriteNewest(batch[row]);
-      ids.push_back(batch[row].sequence->id);
-      state_rows.push_back(static_cast<int32_t>(batch[row].sequence->state_row));
-      lengths.push_back(static_cast<int32_t>(batch[row].length));
-      for (uint32_t group = 0; group < kGroups; ++group) {
-        for (int32_t& entry : rows_->Entries(group, row)) {
-          // Half of them near the end, as decoders have it, the newest among them; now and then none.
-          const uint64_t reach = random() % 2 == 0 ? 64 : batch[row].length;
-          entry = random() % 97 == 0 ? -1 : static_cast<int32_t>(batch[row].length - 1 - random() % reach);
-        }
-      }
+    for (const replay::BatchRow& row : batch) {
+      ids.push_back(row.sequence->id);
+      state_rows.push_back(static_cast<int32_t>(row.sequence->state_row));
+      lengths.push_back(static_cast<int32_t>(row.length));
     }
-    const absl::Status status = rows_->Publish(batch.size());
-    ASSERT_TRUE(status.ok()) << status;
     const auto count = static_cast<int32_t>(batch.size());
     const std::vector<int32_t> commits(batch.size(), 1);
     Put(mail_.batch_rows, &count, 1);
@@ -166,16 +82,13 @@ class DirectEngine {
   }
 
   // Waits for the step, and looks at every row that it handed out.
-  void Check(absl::Span<const replay::BatchRow> batch) {
+  void CheckStep(absl::Span<const replay::BatchRow> batch) {
     ASSERT_EQ(cudaStreamSynchronize(stream_.get()), cudaSuccess);
     std::vector<int32_t> statuses(batch.size(), -1);
     ASSERT_EQ(cudaMemcpy(statuses.data(), mail_.statuses.data(), statuses.size() * 4, cudaMemcpyDeviceToHost),
               cudaSuccess);
     for (const int32_t status : statuses) ASSERT_EQ(status, v1::BATCH_ROW_STATUS_UNSPECIFIED);
-    const auto check = rows_->Check(batch);
-    ASSERT_TRUE(check.ok()) << check.status();
-    ASSERT_EQ(check->wrong, 0u) << check->first_wrong;
-    ASSERT_GT(check->on_device, batch.size() * kTopK * kLayers / 2);
+    Check(batch);
   }
 
   void ClosePlane() { plane_.reset(); }
@@ -187,20 +100,10 @@ class DirectEngine {
     ASSERT_EQ(cudaStreamSynchronize(stream_.get()), cudaSuccess);
   }
 
-  Rank rank_;
-  std::unique_ptr<replay::RowDevice> rows_;
   StreamHandle stream_;
   PlaneMail mail_;
   std::unique_ptr<DirectPlane> plane_;
 };
-
-Request Prompt(uint32_t number) {
-  Request request;
-  request.number = number;
-  request.input_rows = kPrompt;
-  request.output_rows = kMaxRows - kPrompt;
-  return request;
-}
 
 class DirectPlaneGpuTest : public DaemonTest {
  protected:
@@ -244,11 +147,11 @@ TEST_P(ArenaKindsGpuTest, DecodesAThousandSteps) {
     std::vector<replay::BatchRow> batch = {{&lasting, length}};
     if (step % 3 != 2) batch.push_back({&passing, passing_length++});
     entries += batch.size();
-    engine.Publish(batch, random);
+    engine.PublishStep(batch, random);
     ASSERT_FALSE(HasFatalFailure());
     const absl::Status status = engine.Enqueue();
     ASSERT_TRUE(status.ok()) << status;
-    engine.Check(batch);
+    engine.CheckStep(batch);
   }
   EXPECT_EQ(StoredRows(lasting.id), kPrompt + 1000);
   // What the steps counted reaches the daemon, which has done nothing for them.
@@ -283,11 +186,11 @@ TEST_F(DirectPlaneGpuTest, ACapturedStep) {
     for (size_t i = 0; i < 1 + length % 3; ++i) batch.push_back({&sequences[i], 0});
     // Each of them as long as it was used.
     for (replay::BatchRow& row : batch) row.length = StoredRows(row.sequence->id) + 1;
-    engine.Publish(batch, random);
+    engine.PublishStep(batch, random);
     ASSERT_FALSE(HasFatalFailure());
     ASSERT_EQ(engine.plane()->status(), absl::OkStatus());
     ASSERT_EQ(cudaGraphLaunch(exec.get(), engine.stream()), cudaSuccess);
-    engine.Check(batch);
+    engine.CheckStep(batch);
   }
   EXPECT_EQ(StoredRows(sequences[0].id), kPrompt + 300);
 }
@@ -299,9 +202,9 @@ TEST_F(DirectPlaneGpuTest, AnEvictedSessionStepsNoMore) {
   const Request request = Prompt(0);
   const OpenSequence sequence = engine.Open(request);
   const std::vector<replay::BatchRow> batch = {{&sequence, kPrompt + 1}};
-  engine.Publish(batch, random);
+  engine.PublishStep(batch, random);
   ASSERT_EQ(engine.Enqueue(), absl::OkStatus());
-  engine.Check(batch);
+  engine.CheckStep(batch);
   EXPECT_EQ(engine.plane()->Begin({}).code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(engine.plane()->EnqueueGroup(kGroups).code(), absl::StatusCode::kOutOfRange);
   v1::EvictSessionRequest evict;

@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(kThreads) ProbeKernel(const __grid_constant__ 
   const int32_t begin = static_cast<int32_t>(blockIdx.x) * share;
   const int32_t rows = max(min(share, count - begin), 0);
   CopyRows(
-      piece_bytes, copy, rows, threadIdx.x, kThreads, [=](uint32_t i) { return __ldcg(src_rows + begin + i); },
+      piece_bytes, copy, rows, Share{threadIdx.x, kThreads}, [=](uint32_t i) { return __ldcg(src_rows + begin + i); },
       [=](uint32_t i) { return __ldcg(dst_rows + begin + i); });
 }
 

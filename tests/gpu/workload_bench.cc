@@ -257,7 +257,8 @@ class WorkloadBench {
     return best;
   }
 
-  // Commit of 64 newest rows, and store and load of 32,768 tokens, in 61 layers; against the same bytes in one copy.
+  // Commit of 1, 8 and 64 newest rows, and store and load of 32,768 tokens, in 61 layers; against the same bytes in one
+  // copy.
   void TransferRates() {
     constexpr int32_t kLayers = 61;
     constexpr int64_t kTokens = 32768;
@@ -294,8 +295,10 @@ class WorkloadBench {
       return Time(
           4, [&, args](uint32_t) { CHECK_CUDA(LaunchTransfer(args, stream_)); }, [] {});
     };
-    Rate("stoker_commit", "64 rows x 61 layers", 0, transfer(dense, pool, in_order, shuffled, 64),
-         64 * kLayers * int64_t{w_.row_bytes});
+    for (const int64_t count : {1, 8, 64}) {
+      Rate("stoker_commit", (std::to_string(count) + " rows x 61 layers").c_str(), 0,
+           transfer(dense, pool, in_order, shuffled, count), count * kLayers * int64_t{w_.row_bytes});
+    }
     Rate("stoker_store", "32768 rows x 61 layers", 0, transfer(dense, pool, in_order, shuffled, kTokens),
          kLayers * layer_bytes);
     Rate("stoker_load", "32768 rows x 61 layers", 0, transfer(pool, dense, shuffled, in_order, kTokens),

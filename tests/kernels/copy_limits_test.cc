@@ -6,6 +6,7 @@
 #include <numeric>
 #include <semaphore>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -141,9 +142,19 @@ TEST(LaunchShapeTest, WithoutALimitTheClusterIsWhatWasMeasuredBest) {
   EXPECT_EQ(one.shares, 16);
   EXPECT_EQ(eight.shares, 8);
   EXPECT_EQ(cuda::ShapeOfGather(200, 0).rows, 200);
-  EXPECT_EQ(cuda::TransferBlocks(int64_t{1} << 30, 512, 0), 64);
-  EXPECT_EQ(cuda::TransferBlocks(16 * 512 * 3, 512, 0), 3);
-  EXPECT_EQ(cuda::TransferBlocks(16, 512, 0), 1);
+}
+
+// A block has work for its threads, and as many layers are under way as blocks are left for.
+TEST(LaunchShapeTest, LayersOfASmallTransferLieSideBySide) {
+  const auto shape = [](int64_t layer_bytes, int32_t layers) {
+    const cuda::TransferShape s = cuda::ShapeOfTransfer(layer_bytes, layers, 512, 0);
+    return std::pair(s.shares, s.layers);
+  };
+  EXPECT_EQ(shape(656, 61), std::pair(1, 61));
+  EXPECT_EQ(shape(656, 64), std::pair(1, 64));
+  EXPECT_EQ(shape(64 * 656, 61), std::pair(5, 12));
+  EXPECT_EQ(shape(16 * 512 * 3, 2), std::pair(3, 2));
+  EXPECT_EQ(shape(int64_t{1} << 30, 61), std::pair(64, 1));
 }
 
 TEST(LaunchShapeTest, NoMoreBlocksCopyThanAllowed) {
@@ -166,7 +177,14 @@ TEST(LaunchShapeTest, NoMoreBlocksCopyThanAllowed) {
       }
     }
   }
-  for (int32_t cap = 1; cap <= 100; ++cap) EXPECT_EQ(cuda::TransferBlocks(1 << 30, 512, cap), std::min(cap, 64));
+  for (int32_t cap = 1; cap <= 100; ++cap) {
+    EXPECT_EQ(cuda::ShapeOfTransfer(1 << 30, 61, 512, cap).shares, std::min(cap, 64));
+    for (const int64_t bytes : {656, 64 * 656, 1000 * 656}) {
+      const cuda::TransferShape shape = cuda::ShapeOfTransfer(bytes, 61, 512, cap);
+      EXPECT_LE(shape.shares * shape.layers, std::min(cap, 64)) << bytes << " bytes, " << cap;
+      EXPECT_GE(shape.shares * shape.layers, std::min(cap, 64) / 2) << bytes << " bytes, " << cap;
+    }
+  }
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ class ArenaSharingTest : public DaemonTest {
 };
 
 TEST_F(ArenaSharingTest, HostMemoryHasADescriptorInAnyCase) {
-  if (!on_cpu()) return;
+  if (!on_cpu()) GTEST_SKIP() << "of the CPU";
   for (const v1::ArenaSharing sharing : {v1::ARENA_SHARING_UNSPECIFIED, v1::ARENA_SHARING_DESCRIPTOR}) {
     Rank rank(client(), pool_, Shared(sharing));
     const v1::ArenaLayout layout = rank.session().info().arena();
@@ -46,7 +46,7 @@ TEST_F(ArenaSharingTest, HostMemoryHasADescriptorInAnyCase) {
 }
 
 TEST_F(ArenaSharingTest, AnAllocationIsHandedOutForTheSessionsToken) {
-  if (TestDevice() != "bounced") return;
+  if (TestDevice() != "bounced") GTEST_SKIP() << "of an allocation that a made-up device has";
   auto session = client().Attach(Shared(v1::ARENA_SHARING_DESCRIPTOR), WithoutReattach());
   ASSERT_TRUE(session.ok()) << session.status();
   const v1::Attached info = (*session)->info();

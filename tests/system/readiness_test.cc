@@ -86,6 +86,12 @@ class GatedBackend final : public kernels::Backend {
     return cpu_->AllocateHost(bytes);
   }
   absl::StatusOr<std::unique_ptr<kernels::Stream>> CreateStream() override { return cpu_->CreateStream(); }
+  absl::Status CheckWaitingStreams(int64_t streams) const override {
+    if (streams <= kMaxWaitingStreams) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(streams, " given, limit ", kMaxWaitingStreams));
+  }
+
+  static constexpr int64_t kMaxWaitingStreams = 12;
 
  private:
   const std::unique_ptr<kernels::Backend> cpu_ = kernels::cpu::MakeCpuBackend(2);
@@ -97,8 +103,9 @@ class ReadinessTest : public ::testing::Test {
   // Pools of 2 layers x 64 blocks x 16 rows x 64 bytes each.
   static constexpr int64_t kPoolBytes = 131072 + 4096 * 16 + 64 * 256;  // rows, and what planes share
 
-  void Start(const std::vector<std::string>& pools, int64_t max_pool_bytes = 1 << 30) {
+  void Start(const std::vector<std::string>& pools, int64_t max_pool_bytes = 1 << 30, int64_t max_armed_sessions = 8) {
     server::DaemonConfig config;
+    config.set_max_armed_sessions(max_armed_sessions);
     config.set_socket_path(folder_.File("s"));
     config.set_metrics_address("127.0.0.1:0");
     config.set_max_pool_bytes(max_pool_bytes);
@@ -155,6 +162,15 @@ class ReadinessTest : public ::testing::Test {
   std::shared_ptr<grpc::Channel> channel_;
   std::optional<client::Client> client_;
 };
+
+// Armed sessions beyond that would stop all others without a word.
+TEST_F(ReadinessTest, RefusesToArmMoreThanTheDeviceCarries) {
+  Start({}, 1 << 30, GatedBackend::kMaxWaitingStreams + 1);
+  EXPECT_EQ(start_.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(start_.message()), HasSubstr("max_armed_sessions: 13 given, limit 12"));
+  Start({}, 1 << 30, GatedBackend::kMaxWaitingStreams);
+  EXPECT_TRUE(start_.ok()) << start_;
+}
 
 TEST_F(ReadinessTest, LivesBeforeItServes) {
   Start({"a", "b"});

@@ -3,7 +3,7 @@
 #
 #   tests/bench/gpu/attach.sh BIN_DIR OUT_DIR
 #
-# Direct plane and calls without MPS, then server and direct plane under an MPS of its own (with_mps.sh), each ROUNDS times in a
+# Direct plane and calls without MPS, then server and direct plane under an MPS of its own, each ROUNDS times in a
 # process of its own, and taken apart once more. Writes OUT_DIR/attach.jsonl. Fails if a run fails, or if the slowest whole one of
 # a plane is above its goal: 500 ms on the server plane, 1,000 ms on the direct plane. Environment: POOL_GIB (16), LAYERS (61),
 # ROUNDS (5), STOKER_COMMIT (what the programs were built from).
@@ -21,30 +21,15 @@ rounds=${ROUNDS:-5}
 blocks=$((${POOL_GIB:-16} * (1 << 30) / (64 * layers * 656) + 1))
 commit=${STOKER_COMMIT:-unknown}
 
-folder=
-daemon=
-finish() {
-  if [ -n "$daemon" ] && kill "$daemon" 2>/dev/null; then wait "$daemon" || true; fi
-  if [ -n "$folder" ]; then rm -rf "$folder"; fi
-}
-trap finish EXIT
+. "$here/daemon.sh"
+daemon_folder attach
 
-# planes WORDS: a daemon, and every plane against it.
+# planes NAME PLANE...: a daemon, and every plane against it.
 planes() {
-  local plane round failed=0
-  # A short path: those of sockets have a limit.
-  folder=$(mktemp -d /tmp/attach.XXXXXX)
-  "$bin/stokerd" --socket-path="$folder/s" --device=cuda --metrics-address=127.0.0.1:0 --log-format=json --max-hot-bytes=$((32 << 30)) \
-    --pool="name: \"attach\" layers: $layers row_layout: ROW_LAYOUT_LINEAR row_bytes: 656 blocks: $blocks" >"$folder/log" 2>&1 &
-  daemon=$!
-  for _ in $(seq 600); do
-    if grep -q '"message":"serving"' "$folder/log" || ! kill -0 "$daemon" 2>/dev/null; then break; fi
-    sleep 0.1
-  done
-  if ! grep -q '"message":"serving"' "$folder/log"; then
-    cat "$folder/log" >&2
-    return 1
-  fi
+  local name=$1 plane round
+  shift
+  start_daemon "$out/attach-stokerd-$name.log" \
+    --pool="name: \"attach\" layers: $layers row_layout: ROW_LAYOUT_LINEAR row_bytes: 656 blocks: $blocks"
   for plane in "$@"; do
     for round in $(seq "$rounds"); do
       for phases in "" --phases; do
@@ -55,22 +40,15 @@ planes() {
       done
     done
   done
-  if kill "$daemon" 2>/dev/null; then wait "$daemon" || failed=1; fi
-  daemon=
-  cp "$folder/log" "$out/attach-stokerd-$1.log"
-  rm -rf "$folder"
-  return $failed
+  stop_daemon || failed=1
 }
 
-# Under MPS this program calls itself.
-if [ "${STOKER_ATTACH_PLANES:-}" != "" ]; then
-  planes $STOKER_ATTACH_PLANES
-  exit
-fi
 : >"$out/attach.jsonl"
 failed=0
-planes direct rpc || failed=1
-STOKER_ATTACH_PLANES="server direct" "$here/../../gpu/with_mps.sh" "$0" "$bin" "$out" || failed=1
+planes no-mps direct rpc
+start_mps
+planes mps server direct
+stop_mps
 cat "$out/attach.jsonl"
 python3 - "$out/attach.jsonl" <<'END' || failed=1
 import json, sys

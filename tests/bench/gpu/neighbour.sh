@@ -26,51 +26,8 @@ rows=${NEIGHBOUR_ROWS:-32768}
 limits=${LIMITS-$'\n--max-bulk-copy-blocks=16\n--max-bulk-copy-blocks=4\n--max-bulk-copy-blocks=16 --max-bulk-copy-bytes=16777216'}
 no_mps_limits=${NO_MPS_LIMITS-$'\n--max-bulk-copy-blocks=16 --max-bulk-copy-bytes=16777216'}
 commit=${STOKER_COMMIT:-$(git -C "$here" rev-parse --short HEAD 2>/dev/null || echo unknown)}
-# A short path: those of sockets have a limit.
-folder=$(mktemp -d /tmp/neighbour.XXXXXX)
-daemon=
-mps=
-
-stop_daemon() {
-  if [ -n "$daemon" ] && kill -0 "$daemon" 2>/dev/null; then
-    kill "$daemon"
-    wait "$daemon" || true
-  fi
-  daemon=
-}
-stop_mps() {
-  if [ -n "$mps" ]; then echo quit | nvidia-cuda-mps-control >>"$out/mps.log" 2>&1 || true; fi
-  mps=
-  unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
-}
-finish() {
-  stop_daemon
-  stop_mps
-  rm -rf "$folder"
-}
-trap finish EXIT
-
-start_mps() {
-  export CUDA_MPS_PIPE_DIRECTORY=$folder/pipe CUDA_MPS_LOG_DIRECTORY=$folder/log
-  mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
-  nvidia-cuda-mps-control -d >>"$out/mps.log" 2>&1
-  mps=1
-}
-# start_daemon LOG FLAG...
-start_daemon() {
-  local log=$1
-  shift
-  "$bin/stokerd" --socket-path="$folder/s" --device=cuda --max-hot-bytes=$((32 << 30)) --metrics-address=127.0.0.1:0 \
-    --sequence-retention-ms=0 --log-format=json "$@" >"$log" 2>&1 &
-  daemon=$!
-  for _ in $(seq 300); do
-    if grep -q '"message":"serving"' "$log"; then return; fi
-    if ! kill -0 "$daemon" 2>/dev/null; then break; fi
-    sleep 0.1
-  done
-  echo "stokerd does not serve, see $log" >&2
-  exit 1
-}
+. "$here/daemon.sh"
+daemon_folder neighbour
 
 : >"$out/neighbour.jsonl"
 : >"$out/errors.log"
@@ -85,14 +42,14 @@ run_all() {
   while IFS= read -r setting; do
     number=$((number + 1))
     read -ra flags <<<"$setting"
-    start_daemon "$out/stokerd-$name-$number.log" "${flags[@]}"
+    start_daemon "$out/stokerd-$name-$number.log" --sequence-retention-ms=0 "${flags[@]}"
     if ! timeout 120 "$bin/stoker-neighbour-bench" --server="unix:$folder/s" --plane="$planes" --entries="$workload" --batch="$batches" \
       --layers="$layers" --steps="$steps" --neighbour_rows="$rows" --limits="${setting:-off}" --commit="$commit" \
       </dev/null >>"$out/neighbour.jsonl" 2>>"$out/errors.log"; then
       echo "FAILED $name, limits ${setting:-off}: see $out/errors.log" >&2
       failed=1
     fi
-    stop_daemon
+    stop_daemon || failed=1
   done <<<"$3"
 }
 if [ "$mode" != --no-mps ]; then

@@ -24,48 +24,9 @@ groups=${GROUPS_OF:-4 1}
 layers=${LAYERS:-61}
 arena=${ARENA:-ipc}
 commit=${STOKER_COMMIT:-$(git -C "$here" rev-parse --short HEAD 2>/dev/null || echo unknown)}
-# A short path: those of sockets have a limit.
-folder=$(mktemp -d /tmp/planes.XXXXXX)
-daemon=
-mps=
+. "$here/daemon.sh"
+daemon_folder planes
 
-stop_daemon() {
-  if [ -n "$daemon" ] && kill -0 "$daemon" 2>/dev/null; then
-    kill "$daemon"
-    wait "$daemon" || true
-  fi
-  daemon=
-}
-stop_mps() {
-  if [ -n "$mps" ]; then echo quit | nvidia-cuda-mps-control >>"$out/mps.log" 2>&1 || true; fi
-  mps=
-  unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
-}
-finish() {
-  stop_daemon
-  stop_mps
-  rm -rf "$folder"
-}
-trap finish EXIT
-
-start_mps() {
-  export CUDA_MPS_PIPE_DIRECTORY=$folder/pipe CUDA_MPS_LOG_DIRECTORY=$folder/log
-  mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
-  nvidia-cuda-mps-control -d >>"$out/mps.log" 2>&1
-  mps=1
-}
-start_daemon() {
-  "$bin/stokerd" --socket-path="$folder/s" --device=cuda --max-hot-bytes=$((32 << 30)) --metrics-address=127.0.0.1:0 \
-    --log-format=json >"$out/stokerd-$1.log" 2>&1 &
-  daemon=$!
-  for _ in $(seq 300); do
-    if grep -q '"message":"serving"' "$out/stokerd-$1.log"; then return; fi
-    if ! kill -0 "$daemon" 2>/dev/null; then break; fi
-    sleep 0.1
-  done
-  echo "stokerd does not serve, see $out/stokerd-$1.log" >&2
-  exit 1
-}
 # bench PLANES ENTRIES BATCH GROUP [IDLE_SESSIONS]: a run that fails is told, and the others go on.
 failed=0
 bench() {
@@ -88,7 +49,7 @@ workload=$out/realistic.stkw
 run_all() {
   local planes=same,rpc,rpc_group
   if [ "$1" = mps ]; then planes=same,server,rpc,rpc_group; fi
-  start_daemon "$1"
+  start_daemon "$out/stokerd-$1.log"
   for group in $groups; do
     for batch in $batches; do
       bench "$planes" "empty,hot,$workload" "$batch" "$group"
@@ -97,7 +58,7 @@ run_all() {
   done
   # What armed sessions that are idle cost the others; without them these are among the lines above.
   if [ "$1" = mps ]; then bench server,rpc empty,hot "${batches%% *}" "${groups%% *}" 7; fi
-  stop_daemon
+  stop_daemon || failed=1
 }
 if [ "$mode" != --no-mps ]; then
   start_mps

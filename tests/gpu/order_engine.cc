@@ -5,6 +5,7 @@
 #include "absl/time/clock.h"
 #include "client/status.h"
 #include "kernels/cuda/error.h"
+#include "kernels/cuda/stream_words.h"
 #include "tests/system/rank.h"
 
 namespace stoker::gpu_test {
@@ -103,6 +104,18 @@ absl::Status OrderEngine::StorePrompt(uint64_t work_ns) {
   absl::Status status = session_->Store(store, &stored, {.stream = stream()});
   status.Update(client::FirstError(stored.statuses()));
   return status;
+}
+
+absl::Status OrderEngine::Hang() {
+  auto never = kernels::cuda::MakeDeviceMemory(sizeof(uint64_t));
+  if (!never.ok()) return never.status();
+  never_ = *std::move(never);
+  cudaError_t error = cudaMemsetAsync(never_.get(), 0, sizeof(uint64_t), stream());
+  if (error == cudaSuccess) {
+    const kernels::cuda::StreamWords words(kernels::cuda::LoadStreamWordDriver());
+    error = words.Await(static_cast<const uint64_t*>(never_.get()), 1, stream());
+  }
+  return ToStatus(error, "a stream that waits");
 }
 
 absl::Status OrderEngine::Produce(uint32_t length, uint64_t work_ns) {

@@ -37,6 +37,8 @@ class OrderEngine {
   // `work_ns` of the engine's work, a step whose rows and entries that work writes last, and a kernel that
   // compares what it gives. `wait`: with CallOrder.wait, as it must be.
   absl::Status Step(uint32_t length, uint64_t work_ns, bool wait = true);
+  // Lets the stream wait for ever, without a kernel: for engines that are to be killed.
+  absl::Status Hang();
   // The engine's work alone, and what it writes.
   absl::Status Produce(uint32_t length, uint64_t work_ns);
   v1::StepRequest StepRequest(uint32_t length, bool wait) const;
@@ -66,6 +68,7 @@ class OrderEngine {
   kernels::cuda::StreamHandle stream_;
   kernels::cuda::DeviceMemory counts_;
   kernels::cuda::PinnedMemory told_;
+  kernels::cuda::DeviceMemory never_;  // a word that nobody sets
   uint32_t number_ = 0;
   std::unique_ptr<client::Session> session_;
   std::shared_ptr<const client::Arena> arena_;

@@ -1,11 +1,12 @@
 // An engine in a process of its own, for whose work the daemon's stream waits. Says when that has been enqueued, and
 // when it has ended, and stays there to be killed.
 //
-//   order_engine ADDRESS POOL KEY WORK_MS
+//   order_engine ADDRESS POOL KEY WORK_MS     WORK_MS of a kernel, or "hang": a stream that waits for ever
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 
 #include "client/device_plane.h"
 #include "tests/gpu/order_engine.h"
@@ -13,7 +14,7 @@
 int main(int argc, char** argv) {
   using stoker::gpu_test::OrderEngine;
   if (argc != 5) {
-    std::fprintf(stderr, "usage: order_engine ADDRESS POOL KEY WORK_MS\n");
+    std::fprintf(stderr, "usage: order_engine ADDRESS POOL KEY WORK_MS|hang\n");
     return 2;
   }
   stoker::client::DevicePlane::SetUpProcess();
@@ -26,6 +27,7 @@ int main(int argc, char** argv) {
     // A store that is done, for the pool to keep; then one step behind work that will not end.
     if (status.ok()) status = (*engine)->StorePrompt(0);
     if (status.ok()) status = (*engine)->AwaitStream(absl::Seconds(20));
+    if (status.ok() && std::string(argv[4]) == "hang") status = (*engine)->Hang();
     if (status.ok())
       status = (*engine)->Step(OrderEngine::kPrompt + 1, 1'000'000 * std::strtoull(argv[4], nullptr, 10));
     if (status.ok()) {

@@ -43,8 +43,8 @@ run test-garbage-mps "$here/with_mps.sh" "$bin/garbage_plane_gpu_test"
 run test-garbage-no-mps "$bin/garbage_plane_gpu_test"
 run test-arena-mps "$here/with_mps.sh" "$bin/arena_gpu_test"
 run test-order-mps "$here/with_mps.sh" "$bin/order_gpu_test" --gtest_filter='-*Killed*'
-# In an MPS of its own, as above. An engine that is killed while its kernel runs takes the daemon's context along under
-# MPS, which lost_context_gpu_test is about.
+# Each in an MPS of its own, as above.
+run test-order-killed-mps "$here/with_mps.sh" "$bin/order_gpu_test" --gtest_filter='*EngineThatIsKilled*'
 run test-order-daemon-killed-mps "$here/with_mps.sh" "$bin/order_gpu_test" --gtest_filter='*AWaitEnds/Killed'
 run test-order-no-mps "$bin/order_gpu_test"
 run test-lost-context-mps "$here/with_mps.sh" "$bin/lost_context_gpu_test"

@@ -254,7 +254,7 @@ absl::Status CudaStream::ResolveGather(const ResolveArgs& args, const GatherComp
 void CudaStream::CountLaunches(const GatherCompactArgs& args) {
   const int32_t layers =
       GatherLayers(args.rows, args.top_k, args.pool.layout.row_bytes(), args.limits, kMaxLaunchLayers);
-  enqueued_ += (args.layer_count + layers - 1) / layers;
+  enqueued_ += std::max((args.layer_count + layers - 1) / layers - 1, 0);
 }
 
 absl::Status CudaStream::Gather(const GatherCompactArgs& args) {
@@ -267,8 +267,10 @@ absl::Status CudaStream::Gather(const GatherDenseArgs& args) {
 }
 
 absl::Status CudaStream::Transfer(const TransferArgs& args) {
+  // Check counts one of them.
   enqueued_ += TransferParts(args.count, args.layer_count, args.src.layout.row_bytes(), args.limits, kMaxLaunchPairs,
-                             kMaxLaunchLayers);
+                             kMaxLaunchLayers) -
+               1;
   return Enqueue(args, [&] { return LaunchTransfer(args, stream_.get()); });
 }
 

@@ -106,7 +106,7 @@ class CudaStream final : public Stream {
     ++enqueued_;
     return shared_.health->Check(error, what);
   }
-  // Of a gather, which Check counts as one.
+  // Those of a gather, but for the one that Check counts.
   void CountLaunches(const GatherCompactArgs& args);
   // DeviceWaits knows from now on that this stream may wait.
   void BeginToWait();

@@ -15,10 +15,9 @@ namespace stoker::core {
 namespace {
 
 // Some 1,000 pieces of work fit into a stream of a GPU; the next one would let the caller wait, who holds the session's
-// mutex. A step of 61 index groups has some 130 of them, and with limits of copies twice as many: with kMaxBacklog
-// before it there is room for it. Items of one call are let in up to kFullBacklog, and what other sessions' writes
-// need.
-constexpr int64_t kMaxBacklog = 512;
+// mutex. A step of 61 index groups has some 130 of them, and with limits of copies up to 300: with kMaxBacklog before
+// it there is room for it. Items of one call are let in up to kFullBacklog, and what other sessions' writes need.
+constexpr int64_t kMaxBacklog = 640;
 constexpr int64_t kFullBacklog = 896;
 
 }  // namespace

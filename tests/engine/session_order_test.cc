@@ -760,7 +760,7 @@ TEST_P(SessionOrderTest, AsManyPiecesOfWorkAsMayBeAreQueued) {
     status = answers.back().Get().status();
   }
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("pieces of work queued on the device, limit 512"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("pieces of work queued on the device, limit 640"));
   Finish(attached, number);
   AwaitDone(attached, number);
   AwaitQueued(**attached.session, 0);

@@ -429,6 +429,8 @@ TEST_P(DaemonEndsGpuTest, AWaitEnds) {
       // What says that the rows are worth nothing: before the wait has ended.
       EXPECT_FALSE(engine->session().status().ok());
       EXPECT_FALSE(engine->Step(OrderEngine::kPrompt + 2, 0).ok());
+      // Its kernels are done with the arena before that is unmapped, which waits for none.
+      ExpectEnded(engine->AwaitStream(absl::Seconds(10)));
     } else if (engine->session().status().ok()) {
       // Work that was enqueued is done while the daemon drains.
       EXPECT_EQ(engine->counts().wrong, 0u);

@@ -88,8 +88,16 @@ TEST_F(ArenaSharingTest, NeedsASocketToHandItOut) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
   EXPECT_THAT(std::string(refused.message()),
               HasSubstr("arena_sharing: ARENA_SHARING_DESCRIPTOR given, the daemon has no Unix socket"));
+  v1::AttachRequest ordered = Shared(v1::ARENA_SHARING_UNSPECIFIED);
+  ordered.set_ordered_calls(true);
+  const absl::Status no_words = client->Attach(ordered).status();
+  EXPECT_EQ(no_words.code(), absl::StatusCode::kFailedPrecondition) << no_words;
+  EXPECT_THAT(std::string(no_words.message()), HasSubstr("ordered_calls: given, the daemon has no Unix socket"));
   const auto unspecified = client->Attach(Shared(v1::ARENA_SHARING_UNSPECIFIED));
-  EXPECT_TRUE(unspecified.ok()) << unspecified.status();
+  ASSERT_TRUE(unspecified.ok()) << unspecified.status();
+  const v1::OrderedCallsStatus& calls = (*unspecified)->info().ordered_calls();
+  EXPECT_FALSE(calls.available());
+  EXPECT_NE(calls.reason(), "");
 }
 
 }  // namespace

@@ -16,11 +16,11 @@
 #include <sstream>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/arena.h"
+#include "client/replay/child_environment.h"
 
 namespace stoker::replay {
 namespace {
@@ -90,12 +90,7 @@ absl::Status DaemonProcess::Launch(const std::string& program, const std::vector
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);
-  // The daemon asks the driver for connections of its own: this process's are an engine's.
-  std::vector<char*> environment;
-  for (char** variable = environ; *variable != nullptr; ++variable) {
-    if (!absl::StartsWith(*variable, "CUDA_DEVICE_MAX_CONNECTIONS=")) environment.push_back(*variable);
-  }
-  environment.push_back(nullptr);
+  const std::vector<char*> environment = ChildEnvironment();
   const client::FileDescriptor log(open(log_path().c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
   const client::FileDescriptor null(open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (!log.valid() || !null.valid()) {

@@ -102,7 +102,7 @@ absl::Status Session::BeginOperation() {
 
 void Session::EndOperation() {
   absl::AnyInvocable<void() &&> drained;
-  {
+  if (order_abort_ != nullptr) {
     absl::MutexLock lock(&waits_mutex_);
     if (!waits_.empty()) waits_since_ = absl::Now();
   }

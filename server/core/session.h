@@ -427,6 +427,9 @@ class Session : public std::enable_shared_from_this<Session> {
   bool SignalOrder(const CallOrder& order, const absl::Status& enqueued) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // and what became of the work.
   absl::Status Outcome(const CallOrder& order, bool answered, absl::Status work);
+  // What a call says before its work is done: that it did not begin, or, with a signal, that it is enqueued.
+  template <typename Result>
+  void AnswerNow(const CallOrder& order, const absl::Status& begun, std::optional<Result> early, Done<Result> done);
   // Of calls that were refused: the daemon word comes to their numbers behind the work before them.
   void OweOrder(const CallOrder& order) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PayOrder() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

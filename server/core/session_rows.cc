@@ -201,6 +201,17 @@ void Session::StoreBegun(std::vector<StoreItem> items, CallOrder order, Bounce::
   if (early.has_value()) std::move(done)(*std::move(early));
 }
 
+template <typename Result>
+void Session::AnswerNow(const CallOrder& order, const absl::Status& begun, std::optional<Result> early,
+                        Done<Result> done) {
+  if (early.has_value()) {
+    std::move(done)(*std::move(early));
+  } else if (!begun.ok()) {
+    RefuseOrder(order);
+    std::move(done)(begun);
+  }
+}
+
 void Session::Load(std::vector<LoadItem> items, CallOrder order, Done<BatchResult> done) {
   struct Operation {
     BatchResult result;
@@ -284,12 +295,7 @@ void Session::Load(std::vector<LoadItem> items, CallOrder order, Done<BatchResul
       });
     }
   }
-  if (early.has_value()) {
-    std::move(done)(*std::move(early));
-  } else if (!status.ok()) {
-    RefuseOrder(order);
-    std::move(done)(status);
-  }
+  AnswerNow(order, status, std::move(early), std::move(done));
 }
 
 void Session::Commit(std::vector<CommitItem> items, CallOrder order, Done<BatchResult> done) {
@@ -361,12 +367,7 @@ void Session::Commit(std::vector<CommitItem> items, CallOrder order, Done<BatchR
           });
     }
   }
-  if (early.has_value()) {
-    std::move(done)(*std::move(early));
-  } else if (!status.ok()) {
-    RefuseOrder(order);
-    std::move(done)(status);
-  }
+  AnswerNow(order, status, std::move(early), std::move(done));
 }
 
 void Session::Invalidate(std::vector<InvalidateItem> items, Done<BatchResult> done) {
@@ -442,7 +443,7 @@ void Session::Gather(int64_t group, std::vector<int64_t> layers, CallOrder order
     if (layers.empty()) *chosen = all;
   }
   if (status.ok()) status = CheckOrder(order);
-  bool early = false;
+  std::optional<uint64_t> early;
   auto totals = std::make_shared<DeviceTotals>();
   {
     absl::MutexLock lock(&mutex_);
@@ -452,8 +453,10 @@ void Session::Gather(int64_t group, std::vector<int64_t> layers, CallOrder order
       absl::Status enqueued = AwaitOrder(order);
       if (enqueued.ok()) enqueued = storage_->Gather(static_cast<int32_t>(group), *chosen, totals.get());
       Done<uint64_t> answer = std::move(done);
-      early = SignalOrder(order, enqueued);
-      if (early) done = std::exchange(answer, nullptr);
+      if (SignalOrder(order, enqueued)) {
+        early = 0;
+        done = std::exchange(answer, nullptr);
+      }
       storage_->Notify([self = shared_from_this(), chosen, totals, enqueued, order,
                         done = std::move(answer)](absl::Status work) mutable {
         if (work.ok()) work = enqueued;
@@ -464,12 +467,7 @@ void Session::Gather(int64_t group, std::vector<int64_t> layers, CallOrder order
       });
     }
   }
-  if (early) {
-    std::move(done)(uint64_t{0});
-  } else if (!status.ok()) {
-    RefuseOrder(order);
-    std::move(done)(status);
-  }
+  AnswerNow(order, status, std::move(early), std::move(done));
 }
 
 absl::StatusOr<uint64_t> Session::ReadBytes(const ReadRequest& request) const {

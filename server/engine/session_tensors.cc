@@ -1,14 +1,12 @@
 // Bulk row movement between the pool and tensors of the engine: one transfer for each tensor, of the parts that it has.
 #include <algorithm>
 
+#include "kernels/cuda/launch_shape.h"
 #include "server/engine/session_storage.h"
 
 namespace stoker::engine {
 namespace {
 
-// Of a launch on a GPU (kernels/cuda/launch_shape.h).
-constexpr int64_t kMaxPairs = 65536;
-constexpr int32_t kMaxLayers = 64;
 // Of a change of tables and of what is hot.
 constexpr int64_t kPlanPieces = 8;
 
@@ -68,10 +66,10 @@ absl::Status SessionStorage::TransferTensor(const core::Tensor& tensor, bool sto
 
 int64_t SessionStorage::PiecesOf(int64_t rows, absl::Span<const core::Tensor* const> tensors) const {
   const int64_t chunk = std::min(rows, kChunkRows);
-  // A launch at the least, and one that is counted with it.
+  // As a GPU launches them; and one that a backend may count beside.
   const auto launches = [&](int64_t layers) {
     return 1 + kernels::TransferParts(chunk, static_cast<int32_t>(layers), pool_.layout.row_bytes(), copies_.bulk,
-                                      kMaxPairs, kMaxLayers);
+                                      kernels::cuda::kMaxLaunchPairs, kernels::cuda::kMaxLaunchLayers);
   };
   int64_t pieces = tensors.empty() ? launches(pool_spec_.layers) : 0;
   for (const core::Tensor* tensor : tensors) pieces += launches(static_cast<int64_t>(tensor->spec.layers.size()));

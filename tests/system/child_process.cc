@@ -12,10 +12,10 @@
 #include <fstream>
 #include <sstream>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "client/replay/child_environment.h"
 
 namespace stoker::system_test {
 namespace {
@@ -51,12 +51,7 @@ ChildProcess::ChildProcess(const std::vector<std::string>& arguments, const std:
   std::vector<char*> argv;
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
-  // What DevicePlane::SetUpProcess may have asked the driver for is this process's; another asks for its own.
-  std::vector<char*> environment;
-  for (char** variable = environ; *variable != nullptr; ++variable) {
-    if (!absl::StartsWith(*variable, "CUDA_DEVICE_MAX_CONNECTIONS=")) environment.push_back(*variable);
-  }
-  environment.push_back(nullptr);
+  const std::vector<char*> environment = replay::ChildEnvironment();
   const int output = open(output_file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600);
   if (output < 0) Fail(output_file.c_str());
   const pid_t parent = getpid();

@@ -53,9 +53,7 @@ sanitize() {
     ctest --preset ci -L system -E 'replay|load_test'
 }
 stage_asan() { sanitize asan client_test plane_memory_test; }
-# ThreadSanitizer takes what uninstrumented gRPC does with the memory of messages for races, and looks into each before a
-# suppression silences it: calls of 8 MiB in parallel then take half a minute, and this test is about time.
-stage_tsan() { GTEST_FILTER=-ProcessTest.AnswersScrapesAndHealthWhileTheDataPathIsBusy sanitize tsan; }
+stage_tsan() { sanitize tsan; }
 
 stage_release() {
   cmake --preset release

@@ -49,6 +49,11 @@ AttachStream::Outcome AttachStream::Next(absl::Time deadline, v1::AttachResponse
   return Outcome::kMessage;
 }
 
+void AttachStream::Cancel() {
+  cancelled_ = true;
+  context_.TryCancel();
+}
+
 void AttachStream::CancelAndWait() {
   Cancel();
   Lock lock(mutex_);
@@ -75,7 +80,7 @@ void AttachStream::OnReadDone(bool ok) {
 void AttachStream::OnDone(const grpc::Status& status) {
   const std::shared_ptr<AttachStream> self = std::move(self_);  // outlives the lock
   const std::lock_guard lock(mutex_);
-  end_ = FromGrpc(status);
+  end_ = cancelled_ ? FromGrpc(status) : FromUncancelled(status);
   changed_.notify_all();
 }
 

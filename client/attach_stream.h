@@ -1,6 +1,7 @@
 // AttachStream: the stream that is a session's lease, as a queue of what came. Internal to the library.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -29,7 +30,7 @@ class AttachStream : public grpc::ClientReadReactor<v1::AttachResponse> {
   // The next message, or the status with which the stream ended.
   Outcome Next(absl::Time deadline, v1::AttachResponse* message, absl::Status* status);
 
-  void Cancel() { context_.TryCancel(); }
+  void Cancel();
   // Cancels, and waits until gRPC has let go.
   void CancelAndWait();
 
@@ -41,6 +42,7 @@ class AttachStream : public grpc::ClientReadReactor<v1::AttachResponse> {
   grpc::ClientContext context_;
   v1::AttachResponse incoming_;  // gRPC's between StartRead and OnReadDone
   std::shared_ptr<AttachStream> self_;
+  std::atomic<bool> cancelled_{false};
 
   std::mutex mutex_;
   std::condition_variable changed_;

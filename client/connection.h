@@ -47,7 +47,8 @@ class Connection {
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(Deadline(options.timeout)));
     Response response;
-    if (grpc::Status status = (stub.*method)(&context, request, &response); !status.ok()) return FromGrpc(status);
+    if (grpc::Status status = (stub.*method)(&context, request, &response); !status.ok())
+      return FromUncancelled(status);
     return response;
   }
 

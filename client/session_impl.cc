@@ -31,7 +31,6 @@ bool IsWorthRepeating(absl::StatusCode code) {
     case absl::StatusCode::kDeadlineExceeded:
     case absl::StatusCode::kResourceExhausted:  // the daemon has not yet freed what another session held
     case absl::StatusCode::kNotFound:           // the pool is not there yet
-    case absl::StatusCode::kCancelled:
     case absl::StatusCode::kUnknown:
       return true;
     default:
@@ -91,7 +90,7 @@ void Session::Impl::CallAsync(absl::AnyInvocable<void(absl::Status)> done, const
   Pending* const call = pending.release();
   start(&call->context, [this, call](const grpc::Status& status) {
     const std::unique_ptr<Pending> owned(call);
-    owned->done(FromGrpc(status));
+    owned->done(StatusOf(status));
     Finish(&owned->context);  // from here on the session may be gone
   });
 }
@@ -129,6 +128,11 @@ void Session::Impl::AwaitLoss(const std::shared_ptr<const Lease>& lease, absl::T
   Lock lock(mutex_);
   WaitUntil(changed_, lock, std::min(deadline, absl::Now() + kLossGrace),
             [&] { return closing_ || state_ != State::kAttached || lease_ != lease; });
+}
+
+absl::Status Session::Impl::StatusOf(const grpc::Status& status) const {
+  const std::lock_guard lock(mutex_);
+  return closing_ ? FromGrpc(status) : FromUncancelled(status);
 }
 
 void Session::Impl::Finish(grpc::ClientContext* context) {
@@ -304,8 +308,8 @@ void Session::Impl::Run() {
       const std::lock_guard lock(mutex_);
       if (closing_) return;
     }
-    // CANCELLED, for we did not cancel, and UNKNOWN are what gRPC makes of some ways to lose a connection.
-    const bool lost = absl::IsUnavailable(why) || absl::IsCancelled(why) || absl::IsUnknown(why);
+    // UNKNOWN is what gRPC makes of some ways to lose a connection.
+    const bool lost = absl::IsUnavailable(why) || absl::IsUnknown(why);
     if (!lost || options_.reattach_timeout <= absl::ZeroDuration()) {
       End(why.ok() ? absl::FailedPreconditionError("the daemon closed it") : why);
       return;

@@ -64,7 +64,7 @@ class Session::Impl {
     context.set_deadline(absl::ToChronoTime(deadline));
     absl::StatusOr<std::shared_ptr<const Lease>> lease = Begin(&context, deadline, options.generation, across);
     if (!lease.ok()) return lease.status();
-    absl::Status status = FromGrpc((stub.*method)(&context, request, response));
+    absl::Status status = StatusOf((stub.*method)(&context, request, response));
     Finish(&context);
     if (absl::IsUnavailable(status)) AwaitLoss(*lease, deadline);
     return status;
@@ -154,6 +154,8 @@ class Session::Impl {
   // here makes the caller's next call see a detached session, and not the old one for another moment.
   void AwaitLoss(const std::shared_ptr<const Lease>& lease, absl::Time deadline);
 
+  // Of a call that is over, before Finish.
+  absl::Status StatusOf(const grpc::Status& status) const;
   void Finish(grpc::ClientContext* context);
 
   absl::Status WrongGeneration(uint64_t generation) const;

@@ -27,6 +27,11 @@ absl::Status FromGrpc(const grpc::Status& status) {
   return Make(status.error_code(), status.error_message());
 }
 
+absl::Status FromUncancelled(const grpc::Status& status) {
+  if (status.error_code() != grpc::StatusCode::CANCELLED) return FromGrpc(status);
+  return absl::UnavailableError(absl::StrCat("the daemon's side has cut the call off: ", status.error_message()));
+}
+
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));

@@ -35,7 +35,7 @@ class StepStream::Reactor : public grpc::ClientBidiReactor<v1::RunStepsRequest, 
     StartWrite(&request);
     const bool in_time = WaitUntil(changed_, lock, deadline, [this] { return !writing_; });
     if (!in_time) {
-      context_.TryCancel();
+      Cancel();
       changed_.wait(lock, [this] { return !writing_; });  // `request` is gRPC's until then
     }
     if (in_time && write_ok_) return absl::OkStatus();
@@ -73,7 +73,7 @@ class StepStream::Reactor : public grpc::ClientBidiReactor<v1::RunStepsRequest, 
 
   void Abandon() {
     Lock lock(mutex_);
-    context_.TryCancel();
+    Cancel();
     Release();
     changed_.wait(lock, [this] { return end_.has_value(); });
   }
@@ -94,7 +94,7 @@ class StepStream::Reactor : public grpc::ClientBidiReactor<v1::RunStepsRequest, 
   void OnDone(const grpc::Status& status) override {
     const std::shared_ptr<Reactor> self = std::move(self_);  // outlives the lock
     const std::lock_guard lock(mutex_);
-    end_ = FromGrpc(status);
+    end_ = cancelled_ ? FromGrpc(status) : FromUncancelled(status);
     changed_.notify_all();
   }
 
@@ -105,6 +105,11 @@ class StepStream::Reactor : public grpc::ClientBidiReactor<v1::RunStepsRequest, 
     return absl::UnavailableError("the stream of steps takes no more; Read or Finish gives the reason");
   }
   static absl::Status NoReply() { return absl::DeadlineExceededError("no reply to a step in time"); }
+
+  void Cancel() {
+    cancelled_ = true;
+    context_.TryCancel();
+  }
 
   // No read or write will be started any more.
   void Release() {
@@ -123,6 +128,7 @@ class StepStream::Reactor : public grpc::ClientBidiReactor<v1::RunStepsRequest, 
   bool writes_over_ = false;
   bool writing_ = false;
   bool write_ok_ = false;
+  bool cancelled_ = false;
   ReadState read_ = ReadState::kNone;
   std::optional<absl::Status> end_;
 };

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <future>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -555,6 +556,31 @@ TEST_F(SessionTest, ADeathWithACallUnderWayFailsTheCall) {
   stepping.join();
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
   EXPECT_FALSE(attached);
+}
+
+// As gRPC ends what a daemon meets while it stops: nobody here has cancelled it.
+TEST_F(SessionTest, ACallThatTheOtherSideCutsOffIsUnavailable) {
+  auto session = Attach();
+  const uint64_t id = Admit(*session);
+  daemon_.SetHook([](const std::string&) { return absl::CancelledError("cut"); });
+  const auto check = [](const absl::Status& status) {
+    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("cut the call off: cut"));
+  };
+  v1::StepResponse stepped;
+  check(session->Step(StepOf(id), &stepped));
+  const v1::StepRequest step = StepOf(id);
+  std::promise<absl::Status> asynchronous;
+  session->StepAsync(&step, &stepped, [&](absl::Status status) { asynchronous.set_value(std::move(status)); });
+  check(asynchronous.get_future().get());
+  check(Connect().ListPools().status());
+  auto stream = session->RunSteps();
+  ASSERT_TRUE(stream.ok());
+  check((*stream)->Finish());
+  daemon_.SetHook(nullptr);
+  daemon_.EndSessions(absl::CancelledError("cut"));
+  ASSERT_TRUE(events_.Await(2));
+  EXPECT_THAT(events_.all(), ElementsAre("detached", "reattach 2"));
 }
 
 TEST_F(SessionTest, StepsRunInAStream) {

@@ -78,7 +78,7 @@ if [ -n "$mode" ]; then
   skipped+=':*TransferInBothDirections*:*EqualsTheTwo*:*Oracle*:*CudaStreamTest*'
   # Of kernels_rows_gpu_test, what racecheck has not ended within minutes since batch rows take turns: by itself, so that the
   # rest is looked at.
-  turns='*ResolveGatherTest.BatchesOfEverySize*'
+  turns='*BatchesThatTakeTurns*:*LargeBatchOfTheLargestShape*'
   # check TOOL PROGRAM FILTER [NAME]
   check() {
     local tool=$1 program=$2 filter=$3 log begin exitcode=9 status

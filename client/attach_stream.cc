@@ -80,7 +80,7 @@ void AttachStream::OnReadDone(bool ok) {
 void AttachStream::OnDone(const grpc::Status& status) {
   const std::shared_ptr<AttachStream> self = std::move(self_);  // outlives the lock
   const std::lock_guard lock(mutex_);
-  end_ = cancelled_ ? FromGrpc(status) : FromUncancelled(status);
+  end_ = FromCall(status, cancelled_);
   changed_.notify_all();
 }
 

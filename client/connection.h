@@ -47,8 +47,8 @@ class Connection {
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(Deadline(options.timeout)));
     Response response;
-    if (grpc::Status status = (stub.*method)(&context, request, &response); !status.ok())
-      return FromUncancelled(status);
+    const absl::Status status = FromCall((stub.*method)(&context, request, &response), /*cancelled_here=*/false);
+    if (!status.ok()) return status;
     return response;
   }
 

@@ -131,8 +131,9 @@ void Session::Impl::AwaitLoss(const std::shared_ptr<const Lease>& lease, absl::T
 }
 
 absl::Status Session::Impl::StatusOf(const grpc::Status& status) const {
+  if (status.ok()) return absl::OkStatus();
   const std::lock_guard lock(mutex_);
-  return closing_ ? FromGrpc(status) : FromUncancelled(status);
+  return FromCall(status, closing_);
 }
 
 void Session::Impl::Finish(grpc::ClientContext* context) {

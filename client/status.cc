@@ -27,8 +27,8 @@ absl::Status FromGrpc(const grpc::Status& status) {
   return Make(status.error_code(), status.error_message());
 }
 
-absl::Status FromUncancelled(const grpc::Status& status) {
-  if (status.error_code() != grpc::StatusCode::CANCELLED) return FromGrpc(status);
+absl::Status FromCall(const grpc::Status& status, bool cancelled_here) {
+  if (cancelled_here || status.error_code() != grpc::StatusCode::CANCELLED) return FromGrpc(status);
   return absl::UnavailableError(absl::StrCat("the daemon's side has cut the call off: ", status.error_message()));
 }
 

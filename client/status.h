@@ -16,9 +16,9 @@ namespace stoker::client {
 
 // Code and message are kept. A code that no version of gRPC defines becomes UNKNOWN.
 absl::Status FromGrpc(const grpc::Status& status);
-// Of a call that this side has not cancelled: CANCELLED is then what gRPC makes of one that a daemon meets while it
-// stops, and becomes UNAVAILABLE.
-absl::Status FromUncancelled(const grpc::Status& status);
+// How a call ended. CANCELLED, where this side has not cancelled it, is what gRPC makes of one that a daemon meets
+// while it stops, and becomes UNAVAILABLE.
+absl::Status FromCall(const grpc::Status& status, bool cancelled_here);
 grpc::Status ToGrpc(const absl::Status& status);
 
 // The status of one item of a batch.

@@ -94,7 +94,7 @@ class StepStream::Reactor : public grpc::ClientBidiReactor<v1::RunStepsRequest, 
   void OnDone(const grpc::Status& status) override {
     const std::shared_ptr<Reactor> self = std::move(self_);  // outlives the lock
     const std::lock_guard lock(mutex_);
-    end_ = cancelled_ ? FromGrpc(status) : FromUncancelled(status);
+    end_ = FromCall(status, cancelled_);
     changed_.notify_all();
   }
 

@@ -217,15 +217,12 @@ struct StepGroupRequest {
   int32_t* miss_counts = nullptr;
 };
 
-// The order of a call's work with the engine's, in a session with ordered calls. Nothing set: none.
+// The order of a call's work with the engine's, in a session with ordered calls.
 struct CallOrder {
+  bool given = false;   // false: none, and the others mean nothing
   uint64_t number = 0;  // above those of earlier calls
   bool wait = false;    // the work begins when the engine word has come to the number
   bool signal = false;  // the reply comes when the work is enqueued, and the daemon word is raised when it is done
-
-  bool present = false;  // whatever it says
-
-  bool given() const { return present || number != 0 || wait || signal; }
 };
 
 struct StepResult;

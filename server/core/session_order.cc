@@ -98,7 +98,7 @@ void Session::AbortWaitsAgain() {
 }
 
 absl::Status Session::CheckOrder(const CallOrder& order) const {
-  if (!order.given()) return absl::OkStatus();
+  if (!order.given) return absl::OkStatus();
   if (order_abort_ == nullptr) {
     return absl::FailedPreconditionError(
         absl::StrCat("order: given, session ", id_.value, " was attached without ordered_calls"));
@@ -113,7 +113,7 @@ absl::Status Session::CheckOrder(const CallOrder& order) const {
 }
 
 absl::Status Session::BeginOperation(const CallOrder& order) {
-  if (!order.given()) return BeginOperation();
+  if (!order.given) return BeginOperation();
   if (order.number <= last_order_) {
     return absl::InvalidArgumentError(absl::StrCat("order.number: ", order.number, " given, limits ", last_order_ + 1,
                                                    ", one above an earlier call's, and ", kMaxOrder));
@@ -176,7 +176,7 @@ absl::Status Session::Outcome(const CallOrder& order, bool answered, absl::Statu
 }
 
 void Session::RefuseOrder(const CallOrder& order) {
-  if (!order.given() || !CheckOrder(order).ok()) return;
+  if (!order.given || !CheckOrder(order).ok()) return;
   absl::MutexLock lock(&mutex_);
   OweOrder(order);
 }

@@ -13,7 +13,7 @@ namespace stoker::rpc {
 template <typename Request>
 core::CallOrder OrderOf(const Request& request) {
   const v1::CallOrder& order = request.order();
-  return {.number = order.number(), .wait = order.wait(), .signal = order.signal(), .present = request.has_order()};
+  return {.given = request.has_order(), .number = order.number(), .wait = order.wait(), .signal = order.signal()};
 }
 
 // Reusable for one step after the other. Both messages must live until `done`.

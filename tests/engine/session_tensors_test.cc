@@ -25,10 +25,6 @@
 #include "server/core/registry.h"
 #include "server/engine/engine.h"
 
-// The lock order graph of absl::Mutex: see tests/tsan.supp.
-extern "C" const char* __tsan_default_suppressions();
-extern "C" const char* __tsan_default_suppressions() { return "race:libabsl_graphcycles_internal.so\n"; }
-
 namespace stoker::core {
 namespace {
 

@@ -19,12 +19,9 @@
 #include "server/engine/engine.h"
 
 // A rank that rewrites rows in place while another one reads them is what engines must not do; here the bytes are the
-// same. All but the row copies is checked, and the lock order graph of absl::Mutex (see tests/tsan.supp).
+// same. All but the row copies is checked.
 extern "C" const char* __tsan_default_suppressions();
-extern "C" const char* __tsan_default_suppressions() {
-  return "race:kernels/cpu/copy_rows.cc\n"
-         "race:libabsl_graphcycles_internal.so\n";
-}
+extern "C" const char* __tsan_default_suppressions() { return "race:kernels/cpu/copy_rows.cc\n"; }
 
 namespace stoker::core {
 namespace {

@@ -237,12 +237,12 @@ void CudaDevicePlane::Watch() {
 
 absl::Status CudaDevicePlane::FromReport() const {
   const auto outcome = static_cast<WaitOutcome>(LoadAcquire(report_->outcome));
-  const std::string where = absl::StrCat("done[", report_->doorbell, "] of step ", report_->step);
+  const std::string where = DoneOf(report_->doorbell, report_->step);
   switch (outcome) {
     case WaitOutcome::kDone:
       return absl::OkStatus();
     case WaitOutcome::kEnded:
-      return FromPlaneEnd(report_->ended, doorbell_timeout_);
+      return FromPlaneEnd(report_->ended, where, doorbell_timeout_);
     case WaitOutcome::kAborted:
       return absl::CancelledError(absl::StrCat("the wait for ", where, " was aborted"));
     case WaitOutcome::kTimedOut:

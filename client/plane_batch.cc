@@ -49,22 +49,23 @@ absl::Status FromBatchRow(v1::BatchRowStatus status, size_t index, const PlaneRo
   }
 }
 
-absl::Status FromPlaneEnd(int32_t ended, absl::Duration doorbell_timeout) {
+absl::Status FromPlaneEnd(int32_t ended, absl::string_view awaited, absl::Duration doorbell_timeout) {
+  const std::string text = absl::StrCat("the server plane has ended, and ", awaited, " will not come: ");
   switch (ended) {
     case v1::PLANE_END_DISARMED:
-      return absl::UnavailableError(
-          "the server plane was disarmed: by Disarm, or the end of the session or the daemon");
+      return absl::UnavailableError(absl::StrCat(text, "disarmed, by Disarm or the end of the session or the daemon"));
     case v1::PLANE_END_TIMED_OUT:
       return absl::DeadlineExceededError(
-          absl::StrCat("the server plane has ended: a doorbell of a step was not rung within ",
-                       absl::FormatDuration(doorbell_timeout)));
+          absl::StrCat(text, "a doorbell of a step was not rung within ", absl::FormatDuration(doorbell_timeout)));
     case v1::PLANE_END_BAD_STEP:
-      return absl::InternalError("the server plane has ended: the daemon saw a request with another step's number");
+      return absl::InternalError(absl::StrCat(text, "the daemon saw a request with another step's number"));
     default:
-      return absl::InternalError(absl::StrCat("the server plane has ended: `ended` is ", ended,
-                                              ", which this version of the client does not know"));
+      return absl::InternalError(
+          absl::StrCat(text, "`ended` is ", ended, ", which this version of the client does not know"));
   }
 }
+
+std::string DoneOf(size_t doorbell, uint64_t step) { return absl::StrCat("done[", doorbell, "] of step ", step); }
 
 absl::Status PlaneBatch::Open(const Arena& arena, uint32_t top_k) {
   absl::StatusOr<PlaneMail> mail = arena.Mail();

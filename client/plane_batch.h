@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -33,8 +34,11 @@ struct PlaneRow {
 // How the row number `index` of a batch was taken; the message names row, field and value.
 absl::Status FromBatchRow(v1::BatchRowStatus status, size_t index, const PlaneRow& row);
 
-// Why the daemon has ended a plane: `ended` of the arena, which is not 0.
-absl::Status FromPlaneEnd(int32_t ended, absl::Duration doorbell_timeout);
+// Why the daemon has ended a plane: `ended` of the arena, which is not 0. `awaited`: what was waited for, as DoneOf.
+absl::Status FromPlaneEnd(int32_t ended, absl::string_view awaited, absl::Duration doorbell_timeout);
+
+// How messages name the answer to a doorbell.
+std::string DoneOf(size_t doorbell, uint64_t step);
 
 class PlaneBatch {
  public:

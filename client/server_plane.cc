@@ -173,7 +173,7 @@ absl::Status ServerPlane::AwaitDoorbell(size_t doorbell, absl::Duration timeout)
       return End(absl::InternalError(absl::StrCat("done[", doorbell, "] is ", done, " in step ", step(),
                                                   ": the daemon does not keep to the protocol")));
     }
-    if (ended != 0) return End(FromPlaneEnd(ended, doorbell_timeout_));
+    if (ended != 0) return End(FromPlaneEnd(ended, DoneOf(doorbell, step()), doorbell_timeout_));
     const absl::Duration waited = absl::FromChrono(Clock::now() - begin);
     if (waited < kSpin && waited < timeout) {
       std::this_thread::yield();
@@ -181,8 +181,8 @@ absl::Status ServerPlane::AwaitDoorbell(size_t doorbell, absl::Duration timeout)
     }
     if (absl::Status status = CheckSession(); !status.ok()) return End(status);
     if (waited >= timeout) {
-      return End(absl::DeadlineExceededError(absl::StrCat("done[", doorbell, "] of step ", step(),
-                                                          " did not come within ", absl::FormatDuration(timeout))));
+      return End(absl::DeadlineExceededError(
+          absl::StrCat(DoneOf(doorbell, step()), " did not come within ", absl::FormatDuration(timeout))));
     }
     absl::SleepFor(std::min(sleep, timeout - waited));
     sleep = std::min(2 * sleep, kLongestSleep);

@@ -245,10 +245,11 @@ absl::StatusOr<std::vector<DeviceInfo>> ListDevices() {
   return devices;
 }
 
-absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(int ordinal) {
+absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(int ordinal, bool clusters) {
   SetUpDriver();
-  const absl::StatusOr<PreparedDevice> device = PrepareDevice(ordinal);
+  absl::StatusOr<PreparedDevice> device = PrepareDevice(ordinal);
   if (!device.ok()) return device.status();
+  device->limits.clusters = device->limits.clusters && clusters;
   const CurrentDevice current(ordinal);
   absl::StatusOr<StreamHandle> releasing = MakeReleasingStream();
   if (!releasing.ok()) return releasing.status();

@@ -22,8 +22,11 @@ struct DeviceInfo {
 // the environment says otherwise, so it is called before anything else that uses CUDA, and before threads are started.
 absl::StatusOr<std::vector<DeviceInfo>> ListDevices();
 
+// clusters: false runs the kernels as on compute capability 8, with no clusters of blocks and no launch before the end
+// of the one before, also where the GPU has these.
+//
 // NOT_FOUND: no such GPU. FAILED_PRECONDITION: its compute capability is below 8.0, or this build has no code for it.
 // Streams must be destroyed before the backend.
-absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(int ordinal);
+absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(int ordinal, bool clusters = true);
 
 }  // namespace stoker::kernels::cuda

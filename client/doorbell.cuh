@@ -10,6 +10,9 @@
 // A wait inside the kernel that needs the answer is fastest (kernels/README.md, Planes) and holds that kernel's blocks
 // on their multiprocessors while the daemon works; DevicePlane has kernels of one warp that only wait.
 //
+// Engine and daemon are on one GPU, and what doorbells announce is in its memory: mailbox and hot buffer. So they are
+// rung at device scope (deploy/adr/0007-planes.md); what an engine has written to host memory they do not announce.
+//
 // Bound of a wait: one trip to the L2 cache behind the daemon's answer.
 #pragma once
 
@@ -35,6 +38,14 @@ template <typename T>
 __device__ inline T LoadAcquire(const T* address) {
   return SystemRef<T>(*const_cast<T*>(address)).load(::cuda::memory_order_acquire);
 }
+// Between kernels of one GPU, about its memory: at system scope the writer waits for the link as well.
+template <typename T>
+using DeviceRef = ::cuda::atomic_ref<T, ::cuda::thread_scope_device>;
+
+template <typename T>
+__device__ inline T LoadAcquireOnDevice(const T* address) {
+  return DeviceRef<T>(*const_cast<T*>(address)).load(::cuda::memory_order_acquire);
+}
 template <typename T>
 __device__ inline T Load(const T* address) {
   return SystemRef<T>(*const_cast<T*>(address)).load(::cuda::memory_order_relaxed);
@@ -55,8 +66,10 @@ __device__ inline uint64_t NowNs() {
 
 }  // namespace doorbell_detail
 
-// Sets *request, of the arena, to the number of the step: all that happened before is there.
-__device__ inline void RingRequest(uint64_t* request, uint64_t step) { doorbell_detail::StoreRelease(request, step); }
+// Sets *request, of the arena, to the number of the step: all that was written to the GPU's memory before is there.
+__device__ inline void RingRequest(uint64_t* request, uint64_t step) {
+  doorbell_detail::DeviceRef<uint64_t>(*request).store(step, ::cuda::memory_order_release);
+}
 
 // Waits until *done, of the arena, is the number of the step; then what the daemon wrote before can be read. Ends as
 // well when *ended or *abort is not 0, both of which are looked at every kAbortPauseNs, and limit_ns after it began (0:
@@ -73,13 +86,13 @@ __device__ inline WaitOutcome AwaitDone(const uint64_t* done, uint64_t step, con
     // Before `done` is read: what was not answered when the plane had ended never will be.
     if (late || now_ns - looked_ns >= kAbortPauseNs) {
       looked_ns = now_ns;
-      if (LoadAcquire(ended) != 0) {
+      if (LoadAcquireOnDevice(ended) != 0) {
         outcome = WaitOutcome::kEnded;
       } else if (LoadAcquire(abort) != 0) {
         outcome = WaitOutcome::kAborted;
       }
     }
-    const uint64_t answer = LoadAcquire(done);
+    const uint64_t answer = LoadAcquireOnDevice(done);
     if (answer == step) return WaitOutcome::kDone;
     if (answer != step - 1) return WaitOutcome::kBadStep;
     if (outcome != WaitOutcome::kDone) return outcome;
@@ -90,11 +103,26 @@ __device__ inline WaitOutcome AwaitDone(const uint64_t* done, uint64_t step, con
 // Whether the plane still runs, as far as this kernel's stream knows.
 __device__ inline bool IsRunning(const DoorbellView& view) { return doorbell_detail::Load(&view.state->outcome) == 0; }
 
+namespace doorbell_detail {
+
+// What to ring with. Read before the other blocks have come, it costs nothing behind them.
+struct Ring {
+  uint32_t outcome;
+  uint64_t step;
+};
+__device__ inline Ring ReadRing(const DoorbellView& view) {
+  return {Load(&view.state->outcome), Load(&view.state->step)};
+}
+__device__ inline void RingDoorbell(const DoorbellView& view, uint32_t doorbell, const Ring& ring) {
+  if (ring.outcome != static_cast<uint32_t>(WaitOutcome::kDone)) return;
+  RingRequest(reinterpret_cast<uint64_t*>(view.request + doorbell * view.request_stride), ring.step);
+}
+
+}  // namespace doorbell_detail
+
 // Rings a doorbell of the step that runs; nothing after a wait that failed.
 __device__ inline void RingDoorbell(const DoorbellView& view, uint32_t doorbell) {
-  if (!IsRunning(view)) return;
-  RingRequest(reinterpret_cast<uint64_t*>(view.request + doorbell * view.request_stride),
-              doorbell_detail::Load(&view.state->step));
+  doorbell_detail::RingDoorbell(view, doorbell, doorbell_detail::ReadRing(view));
 }
 
 // Waits for the answer to a doorbell of the step that runs. False: it did not come, or a wait before has failed; then
@@ -113,7 +141,7 @@ __device__ inline bool AwaitDoorbell(const DoorbellView& view, uint32_t doorbell
   if (first) {
     Store(&view.report->step, step);
     Store(&view.report->doorbell, doorbell);
-    Store(&view.report->ended, LoadAcquire(view.ended));
+    Store(&view.report->ended, LoadAcquireOnDevice(view.ended));
     StoreRelease(&view.report->outcome, static_cast<uint32_t>(outcome));
   }
   return false;
@@ -121,10 +149,13 @@ __device__ inline bool AwaitDoorbell(const DoorbellView& view, uint32_t doorbell
 
 // For one thread of each block of a kernel, behind a barrier of the block: rings when the last of `blocks` has come.
 __device__ inline void RingDoorbellLast(const DoorbellView& view, uint32_t doorbell, uint32_t blocks) {
-  ::cuda::atomic_ref<uint32_t, ::cuda::thread_scope_device> arrived(view.state->arrived);
-  if (arrived.fetch_add(1, ::cuda::memory_order_acq_rel) + 1 != blocks) return;
-  arrived.store(0, ::cuda::memory_order_relaxed);
-  RingDoorbell(view, doorbell);
+  const doorbell_detail::Ring ring = doorbell_detail::ReadRing(view);
+  if (blocks > 1) {
+    ::cuda::atomic_ref<uint32_t, ::cuda::thread_scope_device> arrived(view.state->arrived);
+    if (arrived.fetch_add(1, ::cuda::memory_order_acq_rel) + 1 != blocks) return;
+    arrived.store(0, ::cuda::memory_order_relaxed);
+  }
+  doorbell_detail::RingDoorbell(view, doorbell, ring);
 }
 
 }  // namespace stoker::client

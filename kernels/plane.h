@@ -57,7 +57,7 @@ struct AwaitDoorbellArgs {
 
 // Sets *done to the step's number when all work before it is visible to other processes. Nothing after the plane's end.
 // Stream::ResolveGather rings at its end where it is given one: where one kernel does all of it, that is a launch less
-// between the rows and who waits for them.
+// between the rows and who waits for them, and they are visible to kernels of the same device alone.
 struct RingDoorbellArgs {
   PlaneState* state = nullptr;
   uint64_t* done = nullptr;

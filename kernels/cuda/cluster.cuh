@@ -99,6 +99,25 @@ struct Cluster {
     if (blocks > 1) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
   }
+
+  // The last thing that the blocks do, by all their threads, behind the barrier above. True in one thread, which then
+  // sees all that they have written. A cluster of one block may be part of one by which batch rows take turns.
+  __device__ bool ComesLast() const {
+    __syncthreads();
+#if __CUDA_ARCH__ >= 900
+    if (blocks > 1) {
+      // The first warp for the others, behind that barrier: each release waits for what has been written.
+      if (threadIdx.x >= 32) {
+        asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+        return false;
+      }
+      asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+      if (rank > 0) return false;
+      asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+    }
+#endif
+    return threadIdx.x == 0;
+  }
 };
 
 // In a cluster of two blocks: the second one waits here until the first has ended. All threads of both call it. The

@@ -294,7 +294,7 @@ void CudaStream::BeginToWait() {
 
 absl::Status CudaStream::AwaitDoorbell(const AwaitDoorbellArgs& args) {
   BeginToWait();
-  return Enqueue(args, [&] { return LaunchAwaitDoorbell(args, stream_.get()); });
+  return Enqueue(args, [&] { return LaunchAwaitDoorbell(args, limits_, stream_.get()); });
 }
 
 absl::Status CudaStream::RingDoorbell(const RingDoorbellArgs& args) {

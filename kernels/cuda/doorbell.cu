@@ -2,6 +2,7 @@
 //
 // Bound of a wait: one trip to the L2 cache behind the request, and the launch of what comes next. It holds one warp of
 // a multiprocessor and nothing else.
+#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/doorbell.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/system_memory.cuh"
@@ -19,8 +20,10 @@ constexpr unsigned kPauseNs = 64;
 // is at its longest, and the look at the abort word, behind the link, the rarer of the two still.
 constexpr unsigned kLongestPauseNs = 10'000;
 constexpr uint64_t kPausesOfAWait = 128;
-// Between two looks at the abort word, which is behind the link: a trip of 1 to 2 us.
+// Between two looks at the abort word, which is behind the link: a trip of 1 to 2 us, and longer for those who then
+// wait for the link, as the end of a step does. Therefore sessions that are idle look less often, too.
 constexpr uint64_t kAbortPauseNs = 20'000;
+constexpr uint64_t kLongestAbortPauseNs = 500'000;
 
 __host__ __device__ constexpr unsigned BeginPauseNs(uint64_t waited_ns) {
   const uint64_t pause_ns = waited_ns / kPausesOfAWait;
@@ -29,8 +32,11 @@ __host__ __device__ constexpr unsigned BeginPauseNs(uint64_t waited_ns) {
 }
 static_assert(BeginPauseNs(0) == kPauseNs && BeginPauseNs(8'000) == kPauseNs && BeginPauseNs(128'000) == 1'000 &&
               BeginPauseNs(~uint64_t{0}) == kLongestPauseNs);
-// The contract: *abort is looked at at least every millisecond.
-static_assert(kLongestPauseNs + kAbortPauseNs < 1'000'000);
+__device__ uint64_t AbortPauseNs(bool begins_step, uint64_t waited_ns) {
+  return begins_step ? min(max(waited_ns / kPausesOfAWait, kAbortPauseNs), kLongestAbortPauseNs) : kAbortPauseNs;
+}
+// The contract: *abort is looked at at least every millisecond. A pause may last twice as long as it says.
+static_assert(2 * kLongestPauseNs + kLongestAbortPauseNs < 1'000'000);
 
 __device__ void End(PlaneState* state, PlaneOutcome outcome) { Store(&state->outcome, static_cast<uint32_t>(outcome)); }
 
@@ -41,6 +47,7 @@ __device__ uint64_t NowNs() {
 }
 
 __global__ void AwaitDoorbellKernel(const __grid_constant__ AwaitDoorbellArgs args) {
+  WaitForEarlier();
   if (Ended(args.state)) return;
   uint64_t step = Load(&args.state->step);
   if (args.begins_step) Store(&args.state->step, ++step);
@@ -50,11 +57,11 @@ __global__ void AwaitDoorbellKernel(const __grid_constant__ AwaitDoorbellArgs ar
   while (true) {
     // Before the request is read: one that came within the limit is found, however late this looks.
     const uint64_t now_ns = NowNs();
-    const uint64_t request = LoadAcquire(args.request);
+    const uint64_t request = LoadAcquireOnDevice(args.request);
     if (request == step) return;
     const bool bad = request != step - 1;
     const bool late = limit_ns > 0 && now_ns - begin_ns >= limit_ns;
-    if (bad || late || now_ns - looked_ns >= kAbortPauseNs) {
+    if (bad || late || now_ns - looked_ns >= AbortPauseNs(args.begins_step, now_ns - begin_ns)) {
       looked_ns = now_ns;
       const bool aborted = LoadAcquire(args.abort) != 0;
       if (aborted || bad || late) {
@@ -66,7 +73,10 @@ __global__ void AwaitDoorbellKernel(const __grid_constant__ AwaitDoorbellArgs ar
   }
 }
 
-__global__ void RingDoorbellKernel(const __grid_constant__ RingDoorbellArgs args) { Ring(args); }
+__global__ void RingDoorbellKernel(const __grid_constant__ RingDoorbellArgs args) {
+  const RingWords words = ReadRing(args);
+  if (words.running()) StoreRelease(args.done, words.step);
+}
 
 __global__ void AwaitQuietKernel(const __grid_constant__ AwaitQuietArgs args) {
   FenceSequential();  // against the one of BeginBatch
@@ -110,9 +120,17 @@ cudaError_t LaunchWrite(int32_t* target, int32_t value, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-cudaError_t LaunchAwaitDoorbell(const AwaitDoorbellArgs& args, cudaStream_t stream) {
-  AwaitDoorbellKernel<<<1, 1, 0, stream>>>(args);
-  return cudaGetLastError();
+cudaError_t LaunchAwaitDoorbell(const AwaitDoorbellArgs& args, const DeviceLimits& limits, cudaStream_t stream) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = config.blockDim = dim3(1);
+  config.stream = stream;
+  // It takes its place while the operation before it still runs.
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = limits.clusters ? 1 : 0;
+  return cudaLaunchKernelEx(&config, AwaitDoorbellKernel, args);
 }
 
 cudaError_t LaunchRingDoorbell(const RingDoorbellArgs& args, cudaStream_t stream) {

@@ -31,8 +31,9 @@ cudaError_t LaunchTransfer(const TransferArgs& args, cudaStream_t stream);
 cudaError_t LaunchInvalidate(const InvalidateArgs& args, cudaStream_t stream);
 cudaError_t LaunchReset(const ResetArgs& args, cudaStream_t stream);
 cudaError_t LaunchPlace(const PlaceArgs& args, cudaStream_t stream);
+// What it reads it reads when all work before it has ended, and nothing behind it does anything before it has.
+cudaError_t LaunchAwaitDoorbell(const AwaitDoorbellArgs& args, const DeviceLimits& limits, cudaStream_t stream);
 // In plain stream order: they begin when all work before them has ended, and let nothing begin before they have.
-cudaError_t LaunchAwaitDoorbell(const AwaitDoorbellArgs& args, cudaStream_t stream);
 cudaError_t LaunchRingDoorbell(const RingDoorbellArgs& args, cudaStream_t stream);
 cudaError_t LaunchAwaitQuiet(const AwaitQuietArgs& args, cudaStream_t stream);
 cudaError_t LaunchBeginBatch(const BatchArgs& args, cudaStream_t stream);

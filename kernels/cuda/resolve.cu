@@ -292,7 +292,11 @@ __global__ void __launch_bounds__(kResolveThreads) ResolveKernel(const __grid_co
   if constexpr (kGather) {
     if (args.ring.done != nullptr) {
       WaitForEarlier();  // blocks that had nothing to do have not: an earlier kernel may ring by the same counter
-      RingAtEnd(args.ring, gridDim.x * gridDim.y);
+      if constexpr (kTells) {
+        RingAtEnd(args.ring, Cluster{blockIdx.x, gridDim.x}, gridDim.y);
+      } else {
+        RingAtEnd(args.ring, Cluster{}, gridDim.x * gridDim.y);
+      }
     }
   }
 }

@@ -73,6 +73,7 @@ enum Name : size_t {
   kArmedSessions,
   kOrderedSessions,
   kMaxArmedSessions,
+  kPlaneEnds,
   kHotBytes,
   kMaxHotBytes,
   kClientMappedBytes,
@@ -143,6 +144,9 @@ constexpr Description kDescriptions[] = {
      "Sessions whose calls may have an order (ordered_calls)."},
     {kMaxArmedSessions, "stoker_max_armed_sessions", kGauge, "",
      "Limit of sessions on the server plane and of sessions with ordered calls, together (max_armed_sessions)."},
+    {kPlaneEnds, "stoker_plane_ends_total", kCounter, "`reason` = disarmed, timed_out, bad_step, device_failed",
+     "Sessions that left the server plane: by Disarm or with the session (disarmed), because an engine did not ring a "
+     "doorbell in time (timed_out) or wrote a number that cannot be (bad_step), or with the device."},
     {kHotBytes, "stoker_hot_bytes", kGauge, "", "Memory of all session arenas: hot buffers, mailboxes, staging areas."},
     {kMaxHotBytes, "stoker_max_hot_bytes", kGauge, "", "Limit of the memory of all session arenas (max_hot_bytes)."},
     {kClientMappedBytes, "stoker_client_mapped_bytes", kGauge, "`session`",
@@ -211,6 +215,8 @@ constexpr PoolSeries kPoolSeries[] = {
 };
 
 constexpr const char* kPlanes[] = {"rpc", "server", "direct"};
+// As PlaneEndReason.
+constexpr const char* kPlaneEndReasons[] = {"disarmed", "timed_out", "bad_step", "device_failed"};
 constexpr const char* kCodes[] = {
     "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
     "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
@@ -352,6 +358,9 @@ class Metrics::Families final : public prometheus::Collectable {
   void ObserveStep(StepPlane plane, double seconds) {
     steps_[static_cast<size_t>(plane)].Get(kStepBounds).Observe(seconds);
   }
+  void ObservePlaneEnd(PlaneEndReason reason) {
+    plane_ends_[static_cast<size_t>(reason)].fetch_add(1, std::memory_order_relaxed);
+  }
   void ObserveGatherRate(double bytes_per_second) { gather_rate_.Observe(bytes_per_second); }
 
   std::vector<MetricFamily> Collect() const override {
@@ -370,6 +379,9 @@ class Metrics::Families final : public prometheus::Collectable {
     Add(kArmedSessions, {}, snapshot.armed_sessions, &families);
     Add(kOrderedSessions, {}, snapshot.ordered_sessions, &families);
     Add(kMaxArmedSessions, {}, snapshot.max_armed_sessions, &families);
+    for (size_t i = 0; i < std::size(kPlaneEndReasons); ++i) {
+      Add(kPlaneEnds, {{"reason", kPlaneEndReasons[i]}}, plane_ends_[i].load(std::memory_order_relaxed), &families);
+    }
     Add(kHotBytes, {}, snapshot.hot_bytes, &families);
     Add(kMaxHotBytes, {}, snapshot.max_hot_bytes, &families);
     Add(kDraining, {}, snapshot.draining ? 1 : 0, &families);
@@ -441,6 +453,7 @@ class Metrics::Families final : public prometheus::Collectable {
   absl::flat_hash_map<std::string, size_t> method_indices_;
   std::vector<LazyHistogram> rpcs_;  // [method][code]
   std::array<LazyHistogram, std::size(kPlanes)> steps_;
+  std::array<std::atomic<uint64_t>, std::size(kPlaneEndReasons)> plane_ends_ = {};
   Histogram gather_rate_{kRateBounds};
 };
 
@@ -545,6 +558,7 @@ void Metrics::Stop() {
 void Metrics::ObserveRpc(std::string_view method, int code, double seconds) {
   families_->ObserveRpc(absl::string_view(method.data(), method.size()), code, seconds);
 }
+void Metrics::ObservePlaneEnd(PlaneEndReason reason) { families_->ObservePlaneEnd(reason); }
 void Metrics::ObserveStep(StepPlane plane, double seconds) { families_->ObserveStep(plane, seconds); }
 void Metrics::ObserveGatherRate(double bytes_per_second) { families_->ObserveGatherRate(bytes_per_second); }
 

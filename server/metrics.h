@@ -82,6 +82,9 @@ struct MetricsSnapshot {
 // The data plane on which a step ran.
 enum class StepPlane : uint8_t { kRpc = 0, kServer = 1, kDirect = 2 };
 
+// How a session has left the server plane.
+enum class PlaneEndReason : uint8_t { kDisarmed = 0, kTimedOut = 1, kBadStep = 2, kDeviceFailed = 3 };
+
 // Holds the histograms and serves /metrics.
 class Metrics {
  public:
@@ -107,6 +110,7 @@ class Metrics {
   void ObserveRpc(std::string_view method, int code, double seconds);
   // One step's work, all its groups, from its start on the device to its end.
   void ObserveStep(StepPlane plane, double seconds);
+  void ObservePlaneEnd(PlaneEndReason reason);
   // The rate of one gather that moved rows.
   void ObserveGatherRate(double bytes_per_second);
 

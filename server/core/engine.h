@@ -185,6 +185,12 @@ class Bounce {
 // Why the server plane of a session has ended. Values are those of PlaneEnd in sessions.proto.
 enum class PlaneEnd : uint8_t { kRunning = 0, kDisarmed = 1, kTimedOut = 2, kBadStep = 3 };
 
+struct PlaneEnding {
+  PlaneEnd why = PlaneEnd::kDisarmed;
+  uint64_t step = 0;    // the one that ran then, or ran last
+  absl::Status device;  // not OK: the device failed, and `why` means nothing
+};
+
 // What a server plane has done since it was armed.
 struct PlaneSample {
   uint64_t steps = 0;
@@ -201,8 +207,8 @@ struct PlaneSetup {
   absl::Duration doorbell_timeout;
   // After each step, one call at a time, from a thread of the backend. Must not block.
   std::function<void(const PlaneSample&)> stepped;
-  // Once, likewise, when nothing of the plane runs any more. The status is the device's.
-  absl::AnyInvocable<void(PlaneEnd, absl::Status) &&> ended;
+  // Once, likewise, when nothing of the plane runs any more.
+  absl::AnyInvocable<void(PlaneEnding) &&> ended;
 };
 
 // Ends the waits of a session's work for the engine, those that come later as well. Behind them Store, Load, Commit and

@@ -367,9 +367,14 @@ class Session : public std::enable_shared_from_this<Session> {
   absl::StatusOr<uint64_t> ReadBytes(const ReadRequest& request) const;
   void Read(ReadRequest request, char* target, Done<uint64_t> done);
 
-  // Arm and Disarm of residency.proto. `observer` is called after each step of the plane and must not block. Disarm's
-  // `done` gets the number of steps.
-  void Arm(int64_t top_k, std::function<void(const PlaneStep&)> observer, Done<ArmResult> done);
+  // What a server plane tells, one call at a time, without locks. They may be null, and must not block.
+  struct PlaneEvents {
+    std::function<void(const PlaneStep& last)> stepped;
+    // Once, after all others.
+    std::function<void(const PlaneEnding& ending)> ended;
+  };
+  // Arm and Disarm of residency.proto. Disarm's `done` gets the number of steps.
+  void Arm(int64_t top_k, PlaneEvents events, Done<ArmResult> done);
   void Disarm(Done<uint64_t> done);
 
   // On the direct plane: takes in what the engine's steps have done since the last time. Says how long the last of them
@@ -476,8 +481,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void CloseSequences(std::vector<std::pair<SequenceId, int32_t>> closing, bool retain, absl::Time now);
   // FAILED_PRECONDITION: doorbells, or the engine itself, start this session's steps.
   absl::Status CheckNotArmed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status ArmNow(int64_t top_k, std::function<void(const PlaneStep&)> observer)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status ArmNow(int64_t top_k, PlaneEvents events) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PlaneEnded();
   // Takes in what a plane has done.
   void CountPlane(const PlaneSample& sample);

@@ -16,7 +16,7 @@ absl::Status Session::CheckNotArmed() const {
       absl::StrCat("session: ", id_.value, " is on the server plane, where doorbells start steps; Disarm comes first"));
 }
 
-void Session::Arm(int64_t top_k, std::function<void(const PlaneStep&)> observer, Done<ArmResult> done) {
+void Session::Arm(int64_t top_k, PlaneEvents events, Done<ArmResult> done) {
   absl::Status status;
   if (top_k < 1 || top_k > spec_.max_top_k) {
     status =
@@ -30,13 +30,13 @@ void Session::Arm(int64_t top_k, std::function<void(const PlaneStep&)> observer,
     if (ended_.ok() && plane_ != PlaneState::kNone) {
       plane_ = PlaneState::kEnding;
       on_plane_end_.push_back(
-          [self = shared_from_this(), top_k, observer = std::move(observer), done = std::move(done)]() mutable {
-            self->Arm(top_k, std::move(observer), std::move(done));
+          [self = shared_from_this(), top_k, events = std::move(events), done = std::move(done)]() mutable {
+            self->Arm(top_k, std::move(events), std::move(done));
           });
       storage_->Disarm();
       return;
     }
-    if (status = ArmNow(top_k, std::move(observer)); status.ok()) {
+    if (status = ArmNow(top_k, std::move(events)); status.ok()) {
       storage_->Notify([self = shared_from_this(), done = std::move(done)](absl::Status work) mutable {
         if (work.ok()) {
           std::move(done)(ArmResult{1, self->limits_.doorbell_timeout});
@@ -51,7 +51,7 @@ void Session::Arm(int64_t top_k, std::function<void(const PlaneStep&)> observer,
   std::move(done)(status);
 }
 
-absl::Status Session::ArmNow(int64_t top_k, std::function<void(const PlaneStep&)> observer) {
+absl::Status Session::ArmNow(int64_t top_k, PlaneEvents events) {
   if (absl::Status status = BeginOperation(); !status.ok()) return status;
   absl::Status status = environment_.waiting_sessions->TakeArmed();
   if (status.ok()) {
@@ -59,11 +59,14 @@ absl::Status Session::ArmNow(int64_t top_k, std::function<void(const PlaneStep&)
     setup.session = id_;
     setup.top_k = static_cast<int32_t>(top_k);
     setup.doorbell_timeout = limits_.doorbell_timeout;
-    setup.stepped = [self = shared_from_this(), observer = std::move(observer)](const PlaneSample& sample) {
+    setup.stepped = [self = shared_from_this(), stepped = std::move(events.stepped)](const PlaneSample& sample) {
       self->CountPlane(sample);
-      if (observer != nullptr) observer({sample.step_ns});
+      if (stepped != nullptr) stepped({sample.step_ns});
     };
-    setup.ended = [self = shared_from_this()](PlaneEnd, absl::Status) { self->PlaneEnded(); };
+    setup.ended = [self = shared_from_this(), ended = std::move(events.ended)](const PlaneEnding& ending) {
+      if (ended != nullptr) ended(ending);
+      self->PlaneEnded();
+    };
     {
       absl::MutexLock lock(&device_mutex_);
       plane_sample_ = PlaneSample();

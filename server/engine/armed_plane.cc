@@ -1,5 +1,6 @@
 #include "server/engine/armed_plane.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <utility>
@@ -94,28 +95,29 @@ void ArmedPlane::Finished(int program, absl::Status status) {
   std::memcpy(&left, result(program), sizeof(left));
   const core::PlaneEnd end = status.ok() ? EndOf(left.state) : core::PlaneEnd::kDisarmed;
   bool last = false, stepped = false;
-  core::PlaneEnd reason = core::PlaneEnd::kRunning;
-  absl::Status error;
+  core::PlaneEnding ending;
   {
     absl::MutexLock lock(&mutex_);
     --enqueued_;
     stepped = end == core::PlaneEnd::kRunning && left.state.finished > steps_;
     if (stepped) steps_ = left.state.finished;
     if (end_ == core::PlaneEnd::kRunning) end_ = end;
+    step_ = std::max(step_, left.state.step);
     error_.Update(status);
     if (end_ == core::PlaneEnd::kRunning && !ending_ && error_.ok()) error_.Update(Enqueue(program));
     if (!error_.ok()) std::atomic_ref<uint32_t>(*abort()).store(1, std::memory_order_release);
     last = enqueued_ == 0;
     if (last) programs_.clear();  // before `ended`, which may start another plane
-    reason = end_ == core::PlaneEnd::kRunning ? core::PlaneEnd::kDisarmed : end_;
-    error = error_;
+    if (end_ != core::PlaneEnd::kRunning) ending.why = end_;
+    ending.step = step_;
+    ending.device = error_;
   }
   if (stepped) setup_.stepped(SampleOf(left));
   if (!last) return;
   // They may own what owns the plane.
   auto ended = std::move(setup_.ended);
   setup_.stepped = nullptr;
-  std::move(ended)(reason, error);
+  std::move(ended)(std::move(ending));
 }
 
 }  // namespace stoker::engine

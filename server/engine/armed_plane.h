@@ -62,6 +62,7 @@ class ArmedPlane : public std::enable_shared_from_this<ArmedPlane> {
   int enqueued_ ABSL_GUARDED_BY(mutex_) = 0;
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t steps_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t step_ ABSL_GUARDED_BY(mutex_) = 0;  // the last one that began
   core::PlaneEnd end_ ABSL_GUARDED_BY(mutex_) = core::PlaneEnd::kRunning;
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
 };

@@ -1,7 +1,10 @@
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/log.h"
+#include "server/metrics.h"
 #include "server/rpc/message_pool.h"
 #include "server/rpc/services.h"
 #include "server/rpc/step_call.h"
@@ -13,6 +16,36 @@ namespace {
 
 core::RowRange FromProto(const v1::RowRange& range) {
   return {core::SequenceId{range.sequence_id()}, range.first_row(), range.row_count()};
+}
+
+server::PlaneEndReason ReasonOf(const core::PlaneEnding& ending) {
+  if (!ending.device.ok()) return server::PlaneEndReason::kDeviceFailed;
+  switch (ending.why) {
+    case core::PlaneEnd::kTimedOut:
+      return server::PlaneEndReason::kTimedOut;
+    case core::PlaneEnd::kBadStep:
+      return server::PlaneEndReason::kBadStep;
+    case core::PlaneEnd::kRunning:
+    case core::PlaneEnd::kDisarmed:
+      break;
+  }
+  return server::PlaneEndReason::kDisarmed;
+}
+
+void TellPlaneEnd(const core::Session& session, const core::PlaneEnding& ending, server::Metrics* metrics) {
+  const server::PlaneEndReason reason = ReasonOf(ending);
+  metrics->ObservePlaneEnd(reason);
+  if (reason == server::PlaneEndReason::kDisarmed) return;
+  std::string why = "a request had a number that cannot be";
+  if (reason == server::PlaneEndReason::kTimedOut) {
+    why = absl::StrCat("a doorbell was not rung within doorbell_timeout_ms, ",
+                       absl::ToInt64Milliseconds(session.limits().doorbell_timeout));
+  } else if (reason == server::PlaneEndReason::kDeviceFailed) {
+    why = std::string(ending.device.message());
+  }
+  server::Log::Warning(
+      "server plane ended",
+      {{"session", session.spec().name}, {"id", session.id().value}, {"step", ending.step}, {"reason", why}});
 }
 
 // A call that runs one step. Owns itself until it replies. gRPC's own reactor, unlike one of ours, ends on the thread
@@ -236,20 +269,22 @@ class ResidencyService final : public v1::Residency::CallbackService {
     auto* call = new UnaryCall(service_, "Residency/Arm");
     const auto session = Begin(*context, response, call);
     if (session == nullptr) return call;
-    session->Arm(
-        request->top_k(),
-        [metrics = service_.metrics](const core::PlaneStep& step) {
-          const double seconds = static_cast<double>(step.device_ns) * 1e-9;
-          metrics->ObserveStep(server::StepPlane::kServer, seconds);
-        },
-        [call, response](absl::StatusOr<core::ArmResult> armed) {
-          if (armed.ok()) {
-            response->set_first_step(armed->first_step);
-            response->set_doorbell_timeout_ms(
-                static_cast<uint32_t>(absl::ToInt64Milliseconds(armed->doorbell_timeout)));
-          }
-          call->Reply(armed.status());
-        });
+    core::Session::PlaneEvents events;
+    events.stepped = [metrics = service_.metrics](const core::PlaneStep& step) {
+      const double seconds = static_cast<double>(step.device_ns) * 1e-9;
+      metrics->ObserveStep(server::StepPlane::kServer, seconds);
+    };
+    // The session keeps this until its plane has ended.
+    events.ended = [metrics = service_.metrics, &session = *session](const core::PlaneEnding& ending) {
+      TellPlaneEnd(session, ending, metrics);
+    };
+    session->Arm(request->top_k(), std::move(events), [call, response](absl::StatusOr<core::ArmResult> armed) {
+      if (armed.ok()) {
+        response->set_first_step(armed->first_step);
+        response->set_doorbell_timeout_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(armed->doorbell_timeout)));
+      }
+      call->Reply(armed.status());
+    });
     return call;
   }
 

@@ -178,7 +178,7 @@ TEST_F(CopyPolicyTest, StepsOfTheServerPlane) {
   setup.top_k = 8;
   setup.doorbell_timeout = absl::Seconds(10);
   setup.stepped = [](const core::PlaneSample&) {};
-  setup.ended = [&](core::PlaneEnd, absl::Status) {
+  setup.ended = [&](const core::PlaneEnding&) {
     const std::lock_guard lock(mutex);
     over = true;
     changed.notify_one();

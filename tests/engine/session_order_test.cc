@@ -597,7 +597,7 @@ TEST_P(SessionOrderTest, AsManySessionsAsMayWait) {
   const Attached armed = Attach(Spec());
   const auto arm = [](const Attached& session) {
     Answer<ArmResult> result;
-    (*session.session)->Arm(kTopK, nullptr, result.Receiver());
+    (*session.session)->Arm(kTopK, {}, result.Receiver());
     return result.Get().status();
   };
   ASSERT_TRUE(arm(armed).ok());

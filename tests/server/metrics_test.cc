@@ -368,6 +368,18 @@ TEST(MetricsTest, StepAndGatherHistograms) {
   EXPECT_EQ(exposition.at("stoker_gather_bytes_per_second_bucket{le=\"10000000000\"}"), 2);
 }
 
+TEST(MetricsTest, EndsOfPlanesByReason) {
+  Metrics metrics([] { return MetricsSnapshot(); });
+  for (int i = 0; i < 7; ++i) metrics.ObservePlaneEnd(PlaneEndReason::kTimedOut);
+  metrics.ObservePlaneEnd(PlaneEndReason::kDeviceFailed);
+  const Exposition exposition = ParseExposition(metrics.Render());
+  // Those that have not happened are there, so that a rate over the first one is right.
+  EXPECT_EQ(exposition.at("stoker_plane_ends_total{reason=\"disarmed\"}"), 0);
+  EXPECT_EQ(exposition.at("stoker_plane_ends_total{reason=\"timed_out\"}"), 7);
+  EXPECT_EQ(exposition.at("stoker_plane_ends_total{reason=\"bad_step\"}"), 0);
+  EXPECT_EQ(exposition.at("stoker_plane_ends_total{reason=\"device_failed\"}"), 1);
+}
+
 TEST(MetricsTest, EmptyDaemonAndOddLabelsAreWellFormed) {
   MetricsSnapshot snapshot;
   Metrics metrics([&snapshot] { return snapshot; });

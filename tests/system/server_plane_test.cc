@@ -82,7 +82,10 @@ TEST_F(ServerPlaneTest, DecodesAndStores) {
   const auto steps = plane->Disarm();
   ASSERT_TRUE(steps.ok()) << steps.status();
   EXPECT_EQ(*steps, 300u);
-  EXPECT_EQ(Scrape(daemon().metrics_port())["stoker_armed_sessions"], 0);
+  after = Scrape(daemon().metrics_port());
+  EXPECT_EQ(after["stoker_armed_sessions"], 0);
+  EXPECT_EQ(after["stoker_plane_ends_total{reason=\"disarmed\"}"], 1);
+  EXPECT_EQ(daemon().LogField("server plane ended", "session"), "");  // it was asked to
 }
 
 TEST_F(ServerPlaneTest, SpeculativeRowsAreOneUnion) {
@@ -298,6 +301,12 @@ TEST_F(ServerPlaneTest, ANumberThatCannotBeEndsThePlane) {
     EXPECT_EQ(words.Get<uint64_t>("done", 0), 0u);
     ASSERT_TRUE(Eventually(absl::Seconds(10), [&] { return !client().ListSessions()->sessions(0).armed(); }));
   }
+  auto ends = Scrape(daemon().metrics_port());
+  EXPECT_EQ(ends["stoker_plane_ends_total{reason=\"bad_step\"}"], 2);
+  EXPECT_EQ(ends["stoker_plane_ends_total{reason=\"timed_out\"}"], 0);
+  EXPECT_EQ(daemon().LogField("server plane ended", "session"), "rank");
+  EXPECT_EQ(daemon().LogField("server plane ended", "step"), "1");
+  EXPECT_EQ(daemon().LogField("server plane ended", "reason"), "a request had a number that cannot be");
   std::mt19937_64 random(6);
   const auto plane = Arm(rank);
   Step(rank, *plane, std::vector<BatchRow>{{&s, 61, true}}, random);
@@ -327,6 +336,12 @@ TEST_F(ImpatientServerPlaneTest, AStepThatIsNotGoneOnWithEndsThePlane) {
   ASSERT_EQ(plane->Await(0), absl::OkStatus());
   ASSERT_TRUE(Eventually(absl::Seconds(10), [&] { return words.Get<int32_t>("ended", 0) != 0; }));
   EXPECT_EQ(words.Get<int32_t>("ended", 0), v1::PLANE_END_TIMED_OUT);
+  ASSERT_TRUE(Eventually(absl::Seconds(10), [&] {
+    return Scrape(daemon().metrics_port())["stoker_plane_ends_total{reason=\"timed_out\"}"] == 1;
+  }));
+  EXPECT_EQ(daemon().LogField("server plane ended", "step"), "3");
+  EXPECT_EQ(daemon().LogField("server plane ended", "reason"),
+            "a doorbell was not rung within doorbell_timeout_ms, 300");
   plane = Arm(rank);
   Step(rank, *plane, std::vector<BatchRow>{{&s, 63, true}}, random);
   rank.CheckStored(s, 63);

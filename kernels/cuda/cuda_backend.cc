@@ -144,7 +144,8 @@ class CudaBackend final : public Backend {
       // The driver's functions do not say of a lost device that it is lost; this one does, and waits for nothing.
       size_t free = 0, total = 0;
       absl::Status lost = health_.Check(cudaMemGetInfo(&free, &total), "device memory cannot be had");
-      return lost.ok() ? arena.status() : lost;
+      if (!lost.ok()) return lost;
+      return RefusedBesideKept(arena.status(), shared_.kept_bytes() + private_.kept_bytes());
     }
     absl::Status status = Zero((*arena)->data(), (*arena)->exported().parts.front().bytes);
     if (!status.ok()) return status;

@@ -4,6 +4,8 @@
 #include <bit>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 namespace stoker::kernels::cuda {
 namespace {
 
@@ -16,6 +18,14 @@ size_t PinnedSize(size_t bytes) {
 }
 
 }  // namespace
+
+absl::Status RefusedBesideKept(const absl::Status& refused, size_t kept_bytes) {
+  if (kept_bytes == 0) return refused;
+  return absl::Status(refused.code(),
+                      absl::StrCat(refused.message(), "; ", kept_bytes,
+                                   " bytes of sessions that have ended are kept, and cannot be freed while a session "
+                                   "waits for its engine"));
+}
 
 size_t DeviceSlabs::SlabBytes(size_t bytes) {
   const size_t step = std::max(kGranule, std::bit_floor(bytes) / 8);
@@ -45,7 +55,7 @@ absl::StatusOr<DeviceSlab> DeviceSlabs::Take(size_t bytes) {
   absl::StatusOr<DeviceMemory> memory = MakeDeviceMemory(slab.bytes);
   if (absl::IsResourceExhausted(memory.status())) {
     cudaGetLastError();
-    if (!FreeKept()) return memory.status();
+    if (!FreeKept()) return RefusedBesideKept(memory.status(), kept_bytes());
     memory = MakeDeviceMemory(slab.bytes);
     if (!memory.ok()) cudaGetLastError();
   }
@@ -74,6 +84,11 @@ bool DeviceSlabs::FreeKept() {
     any = !freed.empty();
   });
   return any;
+}
+
+size_t DeviceSlabs::kept_bytes() {
+  const std::lock_guard lock(mutex_);
+  return kept_bytes_;
 }
 
 void DeviceSlabs::Give(DeviceSlab slab) {

@@ -24,6 +24,9 @@ struct DeviceSlab {
   std::string ipc_handle;  // of the whole allocation; empty where it cannot be exported
 };
 
+// A refusal for want of memory, with what is kept and could not be freed.
+absl::Status RefusedBesideKept(const absl::Status& refused, size_t kept_bytes);
+
 // Device memory in slabs, each an allocation of its own and a multiple of 2 MiB, so that a handle of one never shows a
 // neighbour.
 //
@@ -48,6 +51,8 @@ class DeviceSlabs {
   void Give(DeviceSlab slab);
   // Frees all that is kept, which waits for the device's running work. False: nothing was, or a stream may wait.
   bool FreeKept();
+
+  size_t kept_bytes();
 
   // The size of a slab for so many bytes: few sizes, so that a slab that was given back fits the next request.
   static size_t SlabBytes(size_t bytes);

@@ -145,8 +145,9 @@ constexpr Description kDescriptions[] = {
     {kMaxArmedSessions, "stoker_max_armed_sessions", kGauge, "",
      "Limit of sessions on the server plane and of sessions with ordered calls, together (max_armed_sessions)."},
     {kPlaneEnds, "stoker_plane_ends_total", kCounter, "`reason` = disarmed, timed_out, bad_step, device_failed",
-     "Sessions that left the server plane: by Disarm or with the session (disarmed), because an engine did not ring a "
-     "doorbell in time (timed_out) or wrote a number that cannot be (bad_step), or with the device."},
+     "Server planes of sessions that have ended: by Disarm, by another Arm or with the session (disarmed), because an "
+     "engine did not ring a doorbell in time (timed_out) or wrote a number that cannot be (bad_step), or with the "
+     "device."},
     {kHotBytes, "stoker_hot_bytes", kGauge, "", "Memory of all session arenas: hot buffers, mailboxes, staging areas."},
     {kMaxHotBytes, "stoker_max_hot_bytes", kGauge, "", "Limit of the memory of all session arenas (max_hot_bytes)."},
     {kClientMappedBytes, "stoker_client_mapped_bytes", kGauge, "`session`",

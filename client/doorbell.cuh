@@ -149,11 +149,13 @@ __device__ inline bool AwaitDoorbell(const DoorbellView& view, uint32_t doorbell
 
 // For one thread of each block of a kernel, behind a barrier of the block: rings when the last of `blocks` has come.
 __device__ inline void RingDoorbellLast(const DoorbellView& view, uint32_t doorbell, uint32_t blocks) {
-  const doorbell_detail::Ring ring = doorbell_detail::ReadRing(view);
+  doorbell_detail::Ring ring = doorbell_detail::ReadRing(view);
   if (blocks > 1) {
     ::cuda::atomic_ref<uint32_t, ::cuda::thread_scope_device> arrived(view.state->arrived);
     if (arrived.fetch_add(1, ::cuda::memory_order_acq_rel) + 1 != blocks) return;
     arrived.store(0, ::cuda::memory_order_relaxed);
+    // Once more: a block of this kernel may have waited before it came, and failed.
+    ring.outcome = doorbell_detail::Load(&view.state->outcome);
   }
   doorbell_detail::RingDoorbell(view, doorbell, ring);
 }

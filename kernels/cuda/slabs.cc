@@ -20,7 +20,7 @@ size_t PinnedSize(size_t bytes) {
 }  // namespace
 
 absl::Status RefusedBesideKept(const absl::Status& refused, size_t kept_bytes) {
-  if (kept_bytes == 0) return refused;
+  if (kept_bytes == 0 || !absl::IsResourceExhausted(refused)) return refused;
   return absl::Status(refused.code(),
                       absl::StrCat(refused.message(), "; ", kept_bytes,
                                    " bytes of sessions that have ended are kept, and cannot be freed while a session "

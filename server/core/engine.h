@@ -187,7 +187,7 @@ enum class PlaneEnd : uint8_t { kRunning = 0, kDisarmed = 1, kTimedOut = 2, kBad
 
 struct PlaneEnding {
   PlaneEnd why = PlaneEnd::kDisarmed;
-  uint64_t step = 0;    // the one that ran then, or ran last
+  uint64_t step = 0;    // the one that ran, or was waited for
   absl::Status device;  // not OK: the device failed, and `why` means nothing
 };
 

@@ -27,7 +27,7 @@ failed=0
 # report NAME STATUS SECONDS LOG
 report() {
   local what
-  what=$(grep -aE '^\[  (PASSED|FAILED)  \] [0-9]+ tests?' "$4" | tail -1)
+  what=$(grep -aE '^\[  (PASSED|FAILED)  \] [1-9][0-9]* tests?' "$4" | tail -1)
   if [ "$2" -eq 0 ] && [ -n "$what" ]; then
     printf 'ok     %-44s %4d s  %s\n' "$1" "$3" "$what"
   else

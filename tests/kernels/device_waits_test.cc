@@ -55,6 +55,7 @@ TEST(DeviceWaitsTest, AStreamDoesNotBeginToWaitWhileSomethingIsFreed) {
 TEST(DeviceWaitsTest, ARefusalNamesWhatIsKept) {
   const absl::Status refused = absl::ResourceExhaustedError("4096 bytes of device memory: out of memory");
   EXPECT_EQ(RefusedBesideKept(refused, 0), refused);
+  EXPECT_EQ(RefusedBesideKept(absl::InternalError("a fault"), 2097152), absl::InternalError("a fault"));
   const absl::Status status = RefusedBesideKept(refused, 2097152);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(status.message()),

@@ -34,17 +34,12 @@ namespace doorbell_detail {
 template <typename T>
 using SystemRef = ::cuda::atomic_ref<T, ::cuda::thread_scope_system>;
 
-template <typename T>
-__device__ inline T LoadAcquire(const T* address) {
-  return SystemRef<T>(*const_cast<T*>(address)).load(::cuda::memory_order_acquire);
-}
 // Between kernels of one GPU, about its memory: at system scope the writer waits for the link as well.
-template <typename T>
-using DeviceRef = ::cuda::atomic_ref<T, ::cuda::thread_scope_device>;
+inline constexpr auto kOnDevice = ::cuda::thread_scope_device;
 
-template <typename T>
-__device__ inline T LoadAcquireOnDevice(const T* address) {
-  return DeviceRef<T>(*const_cast<T*>(address)).load(::cuda::memory_order_acquire);
+template <::cuda::thread_scope kScope = ::cuda::thread_scope_system, typename T>
+__device__ inline T LoadAcquire(const T* address) {
+  return ::cuda::atomic_ref<T, kScope>(*const_cast<T*>(address)).load(::cuda::memory_order_acquire);
 }
 template <typename T>
 __device__ inline T Load(const T* address) {
@@ -54,9 +49,9 @@ template <typename T>
 __device__ inline void Store(T* address, T value) {
   SystemRef<T>(*address).store(value, ::cuda::memory_order_relaxed);
 }
-template <typename T>
+template <::cuda::thread_scope kScope = ::cuda::thread_scope_system, typename T>
 __device__ inline void StoreRelease(T* address, T value) {
-  SystemRef<T>(*address).store(value, ::cuda::memory_order_release);
+  ::cuda::atomic_ref<T, kScope>(*address).store(value, ::cuda::memory_order_release);
 }
 __device__ inline uint64_t NowNs() {
   uint64_t now;
@@ -68,7 +63,7 @@ __device__ inline uint64_t NowNs() {
 
 // Sets *request, of the arena, to the number of the step: all that was written to the GPU's memory before is there.
 __device__ inline void RingRequest(uint64_t* request, uint64_t step) {
-  doorbell_detail::DeviceRef<uint64_t>(*request).store(step, ::cuda::memory_order_release);
+  doorbell_detail::StoreRelease<doorbell_detail::kOnDevice>(request, step);
 }
 
 // Waits until *done, of the arena, is the number of the step; then what the daemon wrote before can be read. Ends as
@@ -86,13 +81,13 @@ __device__ inline WaitOutcome AwaitDone(const uint64_t* done, uint64_t step, con
     // Before `done` is read: what was not answered when the plane had ended never will be.
     if (late || now_ns - looked_ns >= kAbortPauseNs) {
       looked_ns = now_ns;
-      if (LoadAcquireOnDevice(ended) != 0) {
+      if (LoadAcquire<kOnDevice>(ended) != 0) {
         outcome = WaitOutcome::kEnded;
       } else if (LoadAcquire(abort) != 0) {
         outcome = WaitOutcome::kAborted;
       }
     }
-    const uint64_t answer = LoadAcquireOnDevice(done);
+    const uint64_t answer = LoadAcquire<kOnDevice>(done);
     if (answer == step) return WaitOutcome::kDone;
     if (answer != step - 1) return WaitOutcome::kBadStep;
     if (outcome != WaitOutcome::kDone) return outcome;
@@ -103,26 +98,24 @@ __device__ inline WaitOutcome AwaitDone(const uint64_t* done, uint64_t step, con
 // Whether the plane still runs, as far as this kernel's stream knows.
 __device__ inline bool IsRunning(const DoorbellView& view) { return doorbell_detail::Load(&view.state->outcome) == 0; }
 
-namespace doorbell_detail {
-
-// What to ring with. Read before the other blocks have come, it costs nothing behind them.
-struct Ring {
-  uint32_t outcome;
-  uint64_t step;
-};
-__device__ inline Ring ReadRing(const DoorbellView& view) {
-  return {Load(&view.state->outcome), Load(&view.state->step)};
+// Rings a doorbell of the step that runs; nothing after a wait that failed. For one thread of each block of a kernel,
+// behind a barrier of the block: rings when the last of `blocks` has come.
+__device__ inline void RingDoorbellLast(const DoorbellView& view, uint32_t doorbell, uint32_t blocks) {
+  // Asked for before the other blocks have come, where it costs nothing. Whether a wait has failed is not: a block of
+  // this kernel may have waited before it came.
+  const uint64_t step = doorbell_detail::Load(&view.state->step);
+  if (blocks > 1) {
+    ::cuda::atomic_ref<uint32_t, ::cuda::thread_scope_device> arrived(view.state->arrived);
+    if (arrived.fetch_add(1, ::cuda::memory_order_acq_rel) + 1 != blocks) return;
+    arrived.store(0, ::cuda::memory_order_relaxed);
+  }
+  if (!IsRunning(view)) return;
+  RingRequest(reinterpret_cast<uint64_t*>(view.request + doorbell * view.request_stride), step);
 }
-__device__ inline void RingDoorbell(const DoorbellView& view, uint32_t doorbell, const Ring& ring) {
-  if (ring.outcome != static_cast<uint32_t>(WaitOutcome::kDone)) return;
-  RingRequest(reinterpret_cast<uint64_t*>(view.request + doorbell * view.request_stride), ring.step);
-}
 
-}  // namespace doorbell_detail
-
-// Rings a doorbell of the step that runs; nothing after a wait that failed.
+// The same by one thread alone.
 __device__ inline void RingDoorbell(const DoorbellView& view, uint32_t doorbell) {
-  doorbell_detail::RingDoorbell(view, doorbell, doorbell_detail::ReadRing(view));
+  RingDoorbellLast(view, doorbell, 1);
 }
 
 // Waits for the answer to a doorbell of the step that runs. False: it did not come, or a wait before has failed; then
@@ -141,23 +134,10 @@ __device__ inline bool AwaitDoorbell(const DoorbellView& view, uint32_t doorbell
   if (first) {
     Store(&view.report->step, step);
     Store(&view.report->doorbell, doorbell);
-    Store(&view.report->ended, LoadAcquireOnDevice(view.ended));
+    Store(&view.report->ended, LoadAcquire<kOnDevice>(view.ended));
     StoreRelease(&view.report->outcome, static_cast<uint32_t>(outcome));
   }
   return false;
-}
-
-// For one thread of each block of a kernel, behind a barrier of the block: rings when the last of `blocks` has come.
-__device__ inline void RingDoorbellLast(const DoorbellView& view, uint32_t doorbell, uint32_t blocks) {
-  doorbell_detail::Ring ring = doorbell_detail::ReadRing(view);
-  if (blocks > 1) {
-    ::cuda::atomic_ref<uint32_t, ::cuda::thread_scope_device> arrived(view.state->arrived);
-    if (arrived.fetch_add(1, ::cuda::memory_order_acq_rel) + 1 != blocks) return;
-    arrived.store(0, ::cuda::memory_order_relaxed);
-    // Once more: a block of this kernel may have waited before it came, and failed.
-    ring.outcome = doorbell_detail::Load(&view.state->outcome);
-  }
-  doorbell_detail::RingDoorbell(view, doorbell, ring);
 }
 
 }  // namespace stoker::client

@@ -57,7 +57,7 @@ __global__ void AwaitDoorbellKernel(const __grid_constant__ AwaitDoorbellArgs ar
   while (true) {
     // Before the request is read: one that came within the limit is found, however late this looks.
     const uint64_t now_ns = NowNs();
-    const uint64_t request = LoadAcquireOnDevice(args.request);
+    const uint64_t request = LoadAcquire<kOnDevice>(args.request);
     if (request == step) return;
     const bool bad = request != step - 1;
     const bool late = limit_ns > 0 && now_ns - begin_ns >= limit_ns;

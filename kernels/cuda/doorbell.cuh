@@ -24,15 +24,10 @@ __device__ inline RingWords ReadRing(const RingDoorbellArgs& args) {
   return {Load(&args.state->outcome), Load(&args.state->step)};
 }
 
-// By one thread. Announces what happened before it in the memory of the device.
-__device__ inline void RingOnDevice(const RingDoorbellArgs& args, const RingWords& words) {
-  if (words.running()) StoreReleaseOnDevice(args.done, words.step);
-}
-
 // By every thread of every block of a kernel of `clusters` clusters, as the last thing that it does, behind
 // WaitForEarlier: the last cluster rings.
 // It has seen the others' arrivals, each of which is behind a barrier of its cluster, so that what it releases is all
-// that the kernel has written.
+// that the kernel has written to memory of the device.
 __device__ inline void RingAtEnd(const RingDoorbellArgs& args, const Cluster& cluster, uint32_t clusters) {
   RingWords words = {};
   if (threadIdx.x == 0) words = ReadRing(args);
@@ -42,7 +37,7 @@ __device__ inline void RingAtEnd(const RingDoorbellArgs& args, const Cluster& cl
     if (arrived.fetch_add(1, ::cuda::memory_order_acq_rel) + 1 != clusters) return;
     arrived.store(0, ::cuda::memory_order_relaxed);
   }
-  RingOnDevice(args, words);
+  if (words.running()) StoreRelease<kOnDevice>(args.done, words.step);
 }
 
 }  // namespace stoker::kernels::cuda
